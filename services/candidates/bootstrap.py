@@ -33,7 +33,6 @@ from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Coder, vectors_coded
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.scoring.states import PairGate
 from services.candidates.choice import algorithms_for
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
 from services.candidates.handlers import Search
@@ -87,7 +86,7 @@ def host_build(
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
-    def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+    def build(items: MolScorer) -> Mapping[str, Index]:
         return {**make_indexes(algorithms, items, next(coders), codebooks), TRUTH: BruteForce(items)}
 
     return carry_over(build)

@@ -150,7 +150,7 @@ class Search:
         for name in self._algorithms:
             for is_measured in (False, True):
                 started = time.perf_counter()
-                self._catalogue.index.search(query, _MEASURED_K, [ItemFilter()], algorithm=name)
+                self._catalogue.served.version.search(query, _MEASURED_K, [ItemFilter()], name)
                 if is_measured:
                     self._choice.took(name, time.perf_counter() - started)
 
@@ -279,14 +279,8 @@ class Search:
         votes: Sequence[Votes] | None,
     ) -> tuple[list[ScoredItems], tuple[Pass, ...]]:
         more = 0 if votes is None else num_negative(votes)
-        top = self._catalogue.index.search(
-            queries,
-            k + more,
-            [search.filter for search in searches],
-            algorithm=algorithm,
-            version=served.version,
-            max_gap=max_gap,
-        )
+        wanted = [search.filter for search in searches]
+        top = served.version.search(queries, k + more, wanted, algorithm, max_gap)
         joined = []
         for query, (ids, scores, certificate) in enumerate(
             zip(top.item_ids, top.scores, top.certificates, strict=True)
@@ -316,9 +310,7 @@ class Search:
         queries: QueryStates,
         votes: Sequence[Votes] | None,
     ) -> tuple[list[ScoredItems], list[float | None], tuple[Pass, ...]]:
-        pool = self._catalogue.index.first_stage(
-            queries, size, [search.filter for search in searches], algorithm=algorithm, version=served.version
-        )
+        pool = served.version.first_stage(queries, size, [search.filter for search in searches], algorithm)
         joined = []
         for query, (ids, scores) in enumerate(zip(pool.item_ids, pool.scores, strict=True)):
             one = ScoredItems(item_ids=list(ids), scores=scores[: len(ids)])

@@ -81,7 +81,7 @@ def _truth(catalogue: LiveCatalogue, answered: Answered, count: int) -> tuple[Se
     search, served = answered.search, answered.found.served
     votes = answered.votes if search.stage is Stage.FULL else None
     more = 0 if votes is None else num_negative([votes])
-    best = catalogue.index.search(search.query, count + more, search.filter, algorithm=TRUTH, version=served.version)
+    best = served.version.search(search.query, count + more, search.filter, TRUTH)
     ids, scores = best.item_ids[0], best.scores[0][: len(best.item_ids[0])]
     if votes is None:
         return ids, scores

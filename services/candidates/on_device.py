@@ -11,7 +11,7 @@ from services.algorithms.indexes.card_passes import CardPasses
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.candidates.metrics import TRUTH
 from services.platform.config import ConfigError
 
@@ -27,9 +27,9 @@ class DeviceBuild:
         self._algorithms, self._device, self.copied_bytes_per_item = algorithms, device, 0
         self._compiled = False
 
-    def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+    def __call__(self, items: MolScorer) -> Mapping[str, Index]:
         states = ItemStates(components=items.components, gate=items.item_gate)
-        scorer = DeviceScorer(states, pair_gate, device=self._device)
+        scorer = DeviceScorer(states, items.pair_gate, device=self._device)
         self.copied_bytes_per_item = scorer.nbytes // scorer.num_items
         passes = CardPasses(scorer)
         indexes: dict[str, Index] = {one.text: make_card_index(one, passes) for one in self._algorithms}

@@ -24,7 +24,7 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.protocol import Index, take_queries
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
-from services.algorithms.scoring.states import ItemStates, PairGate
+from services.algorithms.scoring.states import ItemStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene, shape_named
 
@@ -37,9 +37,9 @@ _ALGORITHMS = (Algorithm("exact", ()), Algorithm("top_k_avg", (4000,)))
 def build_on(device: str) -> Build:
     """The algorithms over one copy of the states on the device, and the CPU's truth."""
 
-    def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+    def build(items: MolScorer) -> Mapping[str, Index]:
         states = ItemStates(components=items.components, gate=items.item_gate)
-        passes = CardPasses(DeviceScorer(states, pair_gate, device=torch.device(device)))
+        passes = CardPasses(DeviceScorer(states, items.pair_gate, device=torch.device(device)))
         built = {one.name: make_card_index(one, passes) for one in _ALGORITHMS}
         return {**built, _TRUTH: BruteForce(items)}
 
@@ -77,7 +77,7 @@ def searched(index: MutableIndex, scene: Scene, batch: int, algorithm: str, seco
     while time.perf_counter() < until or not wall:
         start = len(wall) % groups * batch
         began = time.perf_counter()
-        index.search(take_queries(scene.queries, start, start + batch), _K, algorithm=algorithm)
+        index.version.search(take_queries(scene.queries, start, start + batch), _K, algorithm=algorithm)
         wall.append(1e3 * (time.perf_counter() - began))
     median, p95, p99 = np.quantile(wall, (0.5, 0.95, 0.99))
     return f"{len(wall)} searches, median {median:.2f} ms, p95 {p95:.2f}, p99 {p99:.2f}, most {max(wall):.1f}"
@@ -86,7 +86,7 @@ def searched(index: MutableIndex, scene: Scene, batch: int, algorithm: str, seco
 def wrong_answers(index: MutableIndex, scene: Scene) -> int:
     """Of 8 queries, those whose exact answer on the card is not the CPU's, in one version."""
     version, queries = index.version, take_queries(scene.queries, 0, 8)
-    found, truth = (index.search(queries, _K, algorithm=name, version=version) for name in ("exact", _TRUTH))
+    found, truth = (version.search(queries, _K, algorithm=name) for name in ("exact", _TRUTH))
     same = [a == b for a, b in zip(found.item_ids, truth.item_ids, strict=True)]
     exact = [one.kind == "exact" for one in found.certificates]
     return sum(not (ids and proof) for ids, proof in zip(same, exact, strict=True))

@@ -15,7 +15,7 @@ from services.algorithms.indexes.protocol import Mask, Pass, Pool, Scores, empty
 from services.algorithms.indexes.top_k_avg import AverageScan, TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import PairScan, TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 
 class CombinedTopK(PooledIndex):
@@ -28,8 +28,7 @@ class CombinedTopK(PooledIndex):
 
     def __init__(
         self,
-        items: ItemStates | MolScorer | Passes,
-        pair_gate: PairGate | None = None,
+        items: MolScorer | Passes,
         *,
         pair_pool_size: int,
         average_pool_size: int,
@@ -38,7 +37,7 @@ class CombinedTopK(PooledIndex):
         check_pool_size("pair_pool_size", pair_pool_size)
         check_pool_size("average_pool_size", average_pool_size)
         self.average_pool_size = average_pool_size
-        super().__init__(items, pair_gate, pool_size=pair_pool_size)
+        super().__init__(items, pool_size=pair_pool_size)
 
     def _prepare(self) -> None:
         self._average = TopKAvg(self.passes, pool_size=self.average_pool_size)

@@ -25,7 +25,7 @@ from services.algorithms.indexes.protocol import (
 )
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 Depths = tuple[int, ...]  # one depth for each kind of list
 
@@ -51,15 +51,14 @@ class PooledIndex(ScoredIndex, ABC):
 
     def __init__(
         self,
-        items: ItemStates | MolScorer | Passes,
-        pair_gate: PairGate | None = None,
+        items: MolScorer | Passes,
         *,
         pool_size: int,
     ) -> None:
         """As `ScoredIndex`. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size = pool_size
-        super().__init__(items, pair_gate)
+        super().__init__(items)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         """The top `k` by s of a pool of at least max(N, k) items."""

@@ -12,7 +12,7 @@ from services.algorithms.indexes.passes import Passes
 from services.algorithms.indexes.protocol import Indices, Mask, check_request
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import RowCodes
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 
 class ScoredIndex:
@@ -21,18 +21,11 @@ class ScoredIndex:
     passes: Passes
     scorer: MolScorer
 
-    def __init__(
-        self,
-        items: ItemStates | MolScorer | Passes,
-        pair_gate: PairGate | None = None,
-    ) -> None:
-        """Prepare X items.
+    def __init__(self, items: MolScorer | Passes) -> None:
+        """Search shared states. Only the four algorithms that use nothing but `passes` accept Passes on a GPU.
 
-        A MolScorer or Passes is shared. Only the four algorithms that use nothing but `passes` accept Passes on a GPU.
-        Raises: ValueError for an empty index or shapes that disagree.
+        Raises: ValueError for an empty index.
         """
-        if isinstance(items, ItemStates):
-            items = MolScorer(items, pair_gate)
         self.passes = CpuPasses(items) if isinstance(items, MolScorer) else items
         self.scorer = self.passes.scorer
         self._prepare()

@@ -22,7 +22,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.refresh import unit
-from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 
 # 8-bit codes of all coordinates in few cells. On 33,000 states of the 8x4x64 model of MovieLens-1M (width 448), k 64,
 # one core of a busy machine: 0.9 ms a query and 0.3 s to build; the defaults (4 bits of half the width, 227 cells) 14
@@ -162,7 +162,7 @@ class VotingIndex:
             )
         vectors = QueryStates(components=self._vectors(queries.components)[:, None])
         for _ in range(_ATTEMPTS):
-            answer = self.index.search(vectors, k)
+            answer = self.index.version.search(vectors, k)
             found = [
                 [
                     (voter, score)
@@ -206,9 +206,8 @@ def _voter(entry: MemoryEntry) -> Voter:
     )
 
 
-def _build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+def _build(items: MolScorer) -> Mapping[str, Index]:
     """An exact index: a scan of every vector, or codes with a proven bound."""
-    del pair_gate
     if items.num_items <= _SCANNED:
         return {"nearest": BruteForce(items)}
     return {"nearest": Quantized(items, cells=Cells(num_cells=min(_CELLS, items.num_items // 16), bits=8))}

@@ -101,7 +101,7 @@ class TextMol:
             queries = QueryStates(components=states[positions])
             votes = self._votes.votes(queries, NEIGHBOURS)
             filters = [asked[position].filter for position in positions]
-            top = self.live.index.search(queries, k + num_negative(votes), filters, version=served.version)
+            top = served.version.search(queries, k + num_negative(votes), filters)
             for row, position in enumerate(positions):
                 found = (top.item_ids[row], top.scores[row][: len(top.item_ids[row])], top.certificates[row])
                 joined = joined_answer(

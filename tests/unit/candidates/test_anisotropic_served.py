@@ -63,11 +63,11 @@ def changes() -> list[ItemDelta]:
 
 def check(catalogue: LiveCatalogue, queries: QueryStates) -> Answer:
     """A pool of everything is exact, a small one holds most of the top 20, and is returned."""
-    exact = catalogue.index.search(queries, 20, algorithm="truth")
-    whole = catalogue.index.search(queries, 20, algorithm=WHOLE)
+    exact = catalogue.index.version.search(queries, 20, algorithm="truth")
+    whole = catalogue.index.version.search(queries, 20, algorithm=WHOLE)
     assert [list(ids) for ids in whole.item_ids] == [list(ids) for ids in exact.item_ids]
     assert {one.kind for one in whole.certificates} == {"exact"}
-    few = catalogue.index.search(queries, 20, algorithm=NAME)
+    few = catalogue.index.version.search(queries, 20, algorithm=NAME)
     found = [len({*ids} & {*best}) / 20 for ids, best in zip(few.item_ids, exact.item_ids, strict=True)]
     assert np.mean(found) > 0.9
     return few
@@ -104,11 +104,11 @@ def test_changes_merges_and_restarts_are_coded_by_the_bundles_codebooks(
     later = [replace(one, item_id=f"later-{row}") for row, one in enumerate(changes()[:30])]
     dead = [ItemDelta(item_id=f"new-{row}", dropped=True) for row in range(20)]
     again.catalogue.apply(4, [one for one in (*later, *dead) if shard.holds(one.item_id)], mark="n")
-    held = again.catalogue.index.search(QUERIES, 20, algorithm=WHOLE)
+    held = again.catalogue.index.version.search(QUERIES, 20, algorithm=WHOLE)
     again.catalogue.capture(written_s=round(time.time()))(folder)
     third = live_of(bundle, shard, root)
     check(third.catalogue, QUERIES)
-    assert_equal(third.catalogue.index.search(QUERIES, 20, algorithm=WHOLE), held)
+    assert_equal(third.catalogue.index.version.search(QUERIES, 20, algorithm=WHOLE), held)
     assert third.catalogue.served.name == again.catalogue.served.name
     monkeypatch.setattr(Codebooks, "coded", coded)
     again.catalogue.index.merge()

@@ -25,7 +25,7 @@ IDS = [f"{row:03}" for row in range(200)]
 
 def make_live() -> LiveCatalogue:
     base = Catalogue(model_version="m", item_ids=IDS, titles=IDS, categories=[()] * 200, states=ITEMS, pair_gate=GATE)
-    return LiveCatalogue(base, build=lambda items, gate: {TRUTH: BruteForce(items)})
+    return LiveCatalogue(base, build=lambda items: {TRUTH: BruteForce(items)})
 
 
 CATALOGUE = make_live()

@@ -278,7 +278,7 @@ def test_a_joined_answer_keeps_its_certificate_against_every_item(
     votes: dict[str, float], share: float, k: int, denied: list[str], algorithm: str
 ) -> None:
     wanted, served = ItemFilter(deny_item_ids=denied), CATALOGUE.served
-    top = CATALOGUE.index.search(QUERY, k + num_negative([votes]), wanted, algorithm=algorithm)
+    top = CATALOGUE.index.version.search(QUERY, k + num_negative([votes]), wanted, algorithm=algorithm)
     found = (top.item_ids[0], top.scores[0][: len(top.item_ids[0])], top.certificates[0])
     joined = joined_answer(CATALOGUE, served, QUERY, 0, found, votes, k=k, wanted=wanted, model_share=share)
     final = {
@@ -296,7 +296,7 @@ def test_a_joined_answer_keeps_its_certificate_against_every_item(
     elif joined.certificate.gap is not None:
         left_out = [s for item_id, s in final.items() if item_id not in joined.item_ids]
         assert max(left_out) <= joined.scores[-1] + joined.certificate.gap + 1e-12
-    pool = CATALOGUE.index.first_stage(QUERY, k, wanted, algorithm=algorithm)
+    pool = CATALOGUE.index.version.first_stage(QUERY, k, wanted, algorithm=algorithm)
     voted = joined_pool(
         CATALOGUE, served, QUERY, 0, (pool.item_ids[0], pool.scores[0][: len(pool.item_ids[0])]), votes, wanted=wanted
     )

@@ -336,7 +336,7 @@ async def test_searches_are_answered_from_a_torch_device(tmp_path: Path) -> None
     exact = mol_scores_reference(queries, bundle.item_states, bundle.pair_gate).numpy()[0]
     assert build.copied_bytes_per_item * base.num_items >= bundle.item_states.components.nbytes
     for name in names:
-        answer = catalogue.index.search(queries, 5, algorithm=name)
+        answer = catalogue.index.version.search(queries, 5, algorithm=name)
         assert list(answer.item_ids[0]) == [f"item-{row}" for row in np.argsort(-exact)[:5]]
 
 

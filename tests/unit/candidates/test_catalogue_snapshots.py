@@ -40,7 +40,7 @@ class Process:
     """A late follower of the world's topics, with the snapshots below its folder."""
 
     def __init__(self, world: "World") -> None:
-        build = lambda items, gate: {"brute_force": BruteForce(items)}  # noqa: E731
+        build = lambda items: {"brute_force": BruteForce(items)}  # noqa: E731
         self.catalogue, taken = started(
             lambda snapshot: LiveCatalogue(BASE, build=build, snapshot=snapshot), world.root, found=snapshots,
             load=partial(load_snapshot, model_version=MODEL, base=BASE.batch),

@@ -135,7 +135,7 @@ class Following:
             states=ItemStates(components=np.array([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=np.float32)),
             pair_gate=None,
         )
-        self.catalogue = LiveCatalogue(base, build=only(lambda items, _: BruteForce(items)))
+        self.catalogue = LiveCatalogue(base, build=only(BruteForce))
         self.registry = CollectorRegistry()
         changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", self.registry))
         self.follower = CatalogueFollower(topics, changes, model_version=MODEL, poll_s=0.0)
@@ -144,7 +144,7 @@ class Following:
         """The newest version's name, and what each of its items scores."""
         query = QueryStates(components=np.array([[[0.6, 0.8]]], dtype=np.float32))
         served = self.catalogue.served
-        top = self.catalogue.index.search(query, 10, version=served.version)
+        top = served.version.search(query, 10)
         return served.name, dict(zip(top.item_ids[0], top.scores[0].tolist(), strict=False))
 
 

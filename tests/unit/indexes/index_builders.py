@@ -7,7 +7,9 @@ A pool must hold the true best 3 of 9 unit vectors in a plane: one that picks at
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from mutable_as_index import MutableAsIndex
@@ -32,167 +34,137 @@ from services.offline.training.codebooks.inverted_file import catalogue_codebook
 
 @dataclass(frozen=True)
 class Builder:
-    """One algorithm with its parameters: a name for the test report, how to build it, and whether it must be exact."""
+    """One algorithm with its parameters: a name for the test report, how to make it, and whether it must be exact."""
 
     name: str
-    build: Callable[[ItemStates, PairGate | None], Index]
+    make: Callable[[MolScorer], Index]
     exact: bool
 
-
-def segment_on_device(kind: Callable[..., Index], **sizes: int) -> Callable[[MolScorer, PairGate | None], Index]:
-    """Builds an algorithm on PyTorch's CPU over a segment of a mutable index."""
-
-    def build(scorer: MolScorer, pair_gate: PairGate | None) -> Index:
-        states = ItemStates(components=scorer.components, gate=scorer.item_gate)
-        return kind(on_device(states, pair_gate), **sizes)
-
-    return build
+    def build(self, items: ItemStates, gate: PairGate | None) -> Index:
+        return self.make(MolScorer(items, gate))
 
 
-def mutable_anisotropic(items: ItemStates, gate: PairGate | None, *, coded: bool) -> Index:
-    """Segments and delta coded by the codebooks of all items, as a bundle has them."""
-    codebooks = catalogue_codebooks(items, gate)
-
-    def build(scorer: MolScorer, pair_gate: PairGate | None) -> Index:
-        return Anisotropic(scorer, pair_gate, codebooks=codebooks, pool_size=8)
-
-    return MutableAsIndex(items, gate, build, coded=coded)
-
-
-def on_device(items: ItemStates, gate: PairGate | None) -> CardPasses:
+def on_device(scorer: MolScorer) -> CardPasses:
     """States on PyTorch's CPU, whose steps are those of a card but for the kernels."""
-    return CardPasses(DeviceScorer(items, gate, device=torch.device("cpu")))
+    states = ItemStates(components=scorer.components, gate=scorer.item_gate)
+    return CardPasses(DeviceScorer(states, scorer.pair_gate, device=torch.device("cpu")))
+
+
+def anisotropic(scorer: MolScorer, **sizes: Any) -> Index:
+    states = ItemStates(components=scorer.components, gate=scorer.item_gate)
+    return Anisotropic(scorer, codebooks=catalogue_codebooks(states, scorer.pair_gate), **sizes)
+
+
+def mutable_anisotropic(scorer: MolScorer, *, coded: bool) -> Index:
+    """Segments and delta coded by the codebooks of all items, as a bundle has them."""
+    states = ItemStates(components=scorer.components, gate=scorer.item_gate)
+    codebooks = catalogue_codebooks(states, scorer.pair_gate)
+    return MutableAsIndex(scorer, lambda part: Anisotropic(part, codebooks=codebooks, pool_size=8), coded=coded)
+
+
+def top_k_avg_8(scorer: MolScorer) -> Index:
+    return TopKAvg(scorer, pool_size=8)
+
+
+def on_device_8(scorer: MolScorer) -> Index:
+    return TopKAvg(on_device(scorer), pool_size=8)
+
+
+def on_device_3(scorer: MolScorer) -> Index:
+    return TopKPerEmbedding(on_device(scorer), pool_size=3)
+
+
+def all_on_device(scorer: MolScorer) -> Index:
+    return BruteForce(on_device(scorer))
 
 
 BUILDERS: list[Builder] = [
     Builder("brute_force", BruteForce, exact=True),
     # A pool that is the whole catalogue must make an exact answer, too.
-    Builder("top_k_avg_all", lambda items, gate: TopKAvg(items, gate, pool_size=len(items) + 1), exact=True),
-    Builder("top_k_avg_8", lambda items, gate: TopKAvg(items, gate, pool_size=8), exact=False),
+    Builder("top_k_avg_all", lambda scorer: TopKAvg(scorer, pool_size=scorer.num_items + 1), exact=True),
+    Builder("top_k_avg_8", top_k_avg_8, exact=False),
     Builder(
-        "top_k_per_embedding_all",
-        lambda items, gate: TopKPerEmbedding(items, gate, pool_size=len(items) + 1),
-        exact=True,
+        "top_k_per_embedding_all", lambda scorer: TopKPerEmbedding(scorer, pool_size=scorer.num_items + 1), exact=True
     ),
-    Builder("top_k_per_embedding_3", lambda items, gate: TopKPerEmbedding(items, gate, pool_size=3), exact=False),
+    Builder("top_k_per_embedding_3", lambda scorer: TopKPerEmbedding(scorer, pool_size=3), exact=False),
     Builder(
-        "combined_top_k_2_8",
-        lambda items, gate: CombinedTopK(items, gate, pair_pool_size=2, average_pool_size=8),
-        exact=False,
+        "combined_top_k_2_8", lambda scorer: CombinedTopK(scorer, pair_pool_size=2, average_pool_size=8), exact=False
     ),
     # Quantized answers dot products alone; with more pairs these builders fall to pools.
     Builder(
         "quantized_exact",
-        lambda items, gate: (
-            Quantized(items, gate, cells=Cells(num_cells=7, bits=8))
-            if items.components.shape[1] == 1 and (items.gate is None or items.gate.shape[1] == 1) and gate is None
-            else TopKAvg(items, gate, pool_size=len(items) + 1)
+        lambda scorer: (
+            Quantized(scorer, cells=Cells(num_cells=7, bits=8))
+            if scorer.num_pairs == 1
+            else TopKAvg(scorer, pool_size=scorer.num_items + 1)
         ),
         exact=True,
     ),
     Builder(
         "quantized_2_cells",
-        lambda items, gate: (
-            Quantized(items, gate, pool_size=8, visit=Visit(probes=2), cells=Cells(num_cells=7, bits=4))
-            if items.components.shape[1] == 1 and (items.gate is None or items.gate.shape[1] == 1) and gate is None
-            else QuantizedTangents(items, gate, pool_size=8, visit=Visit(probes=2, reach=0.5))
+        lambda scorer: (
+            Quantized(scorer, pool_size=8, visit=Visit(probes=2), cells=Cells(num_cells=7, bits=4))
+            if scorer.num_pairs == 1
+            else QuantizedTangents(scorer, pool_size=8, visit=Visit(probes=2, reach=0.5))
         ),
         exact=False,
     ),
     Builder(
         "quantized_tangents_8",
-        lambda items, gate: QuantizedTangents(items, gate, pool_size=8, cells=Cells(num_cells=5, bits=8)),
+        lambda scorer: QuantizedTangents(scorer, pool_size=8, cells=Cells(num_cells=5, bits=8)),
         exact=False,
     ),
-    Builder("quantized_tangents_40", lambda items, gate: QuantizedTangents(items, gate, pool_size=40), exact=False),
+    Builder("quantized_tangents_40", lambda scorer: QuantizedTangents(scorer, pool_size=40), exact=False),
     # FAISS is an optional extra.
     *(
-        Builder(
-            name,
-            lambda items, gate, sizes=sizes: Anisotropic(
-                items, gate, codebooks=catalogue_codebooks(items, gate), **sizes
+        builder
+        for builder in (
+            Builder(
+                "anisotropic_8", lambda scorer: anisotropic(scorer, pool_size=8, visit=Visit(probes=2)), exact=False
             ),
-            exact=False,
-        )
-        for name, sizes in (
-            ("anisotropic_8", {"pool_size": 8, "visit": Visit(probes=2)}),
-            ("anisotropic_40", {"pool_size": 40}),
+            Builder("anisotropic_40", lambda scorer: anisotropic(scorer, pool_size=40), exact=False),
+            Builder("mutable_anisotropic_8", partial(mutable_anisotropic, coded=False), exact=False),
+            Builder("mutable_coded_anisotropic_8", partial(mutable_anisotropic, coded=True), exact=False),
         )
         if find_spec("faiss")
-    ),
-    *(
-        Builder(name, lambda items, gate, coded=coded: mutable_anisotropic(items, gate, coded=coded), exact=False)
-        for name, coded in (("mutable_anisotropic_8", False), ("mutable_coded_anisotropic_8", True))
-        if find_spec("faiss")
-    ),
-    # Half of the items in the main segment, half in the delta.
-    Builder("mutable_brute_force", lambda items, gate: MutableAsIndex(items, gate, BruteForce), exact=True),
-    Builder(
-        "mutable_top_k_avg_8",
-        lambda items, gate: MutableAsIndex(
-            items, gate, lambda scorer, pair_gate: TopKAvg(scorer, pair_gate, pool_size=8)
-        ),
-        exact=False,
-    ),
-    Builder(
-        "mutable_coded_brute_force",
-        lambda items, gate: MutableAsIndex(items, gate, BruteForce, coded=True),
-        exact=True,
-    ),
-    Builder(
-        "mutable_coded_top_k_avg_8",
-        lambda items, gate: MutableAsIndex(
-            items, gate, lambda scorer, pair_gate: TopKAvg(scorer, pair_gate, pool_size=8), coded=True
-        ),
-        exact=False,
     ),
     # States on a torch device; the CPU's steps are those of a card, but for the kernels.
-    Builder("device_brute_force", lambda items, gate: BruteForce(on_device(items, gate)), exact=True),
+    Builder("device_brute_force", all_on_device, exact=True),
+    Builder("device_top_k_avg_8", on_device_8, exact=False),
     Builder(
-        "device_top_k_avg_8",
-        lambda items, gate: TopKAvg(on_device(items, gate), pool_size=8),
-        exact=False,
+        "device_top_k_avg_all", lambda scorer: TopKAvg(on_device(scorer), pool_size=scorer.num_items + 1), exact=True
     ),
-    Builder(
-        "device_top_k_avg_all",
-        lambda items, gate: TopKAvg(on_device(items, gate), pool_size=len(items) + 1),
-        exact=True,
-    ),
-    Builder(
-        "device_top_k_per_embedding_3",
-        lambda items, gate: TopKPerEmbedding(on_device(items, gate), pool_size=3),
-        exact=False,
-    ),
+    Builder("device_top_k_per_embedding_3", on_device_3, exact=False),
     Builder(
         "device_combined_top_k_2_8",
-        lambda items, gate: CombinedTopK(on_device(items, gate), pair_pool_size=2, average_pool_size=8),
+        lambda scorer: CombinedTopK(on_device(scorer), pair_pool_size=2, average_pool_size=8),
         exact=False,
     ),
-    # The same as segments of an index that changes between searches, its delta on the CPU.
+    # Half of the items in the main segment, half in the delta, with an algorithm of its own if it is coded. One on a
+    # device also changes between searches; its delta is on the CPU.
     *(
         Builder(
             f"mutable_{name}",
-            lambda items, gate, build=build, coded=coded: MutableAsIndex(
-                items, gate, build, coded=coded, moving=not coded
+            lambda scorer, build=build, name=name: MutableAsIndex(
+                scorer, build, coded="coded" in name, moving="moving" in name
             ),
-            exact=exact,
+            exact=build in (BruteForce, all_on_device),
         )
-        for name, build, coded, exact in (
-            ("moving_device_brute_force", segment_on_device(BruteForce), False, True),
-            ("moving_device_top_k_avg_8", segment_on_device(TopKAvg, pool_size=8), False, False),
-            (
-                "moving_device_top_k_per_embedding_3",
-                segment_on_device(TopKPerEmbedding, pool_size=3),
-                False,
-                False,
-            ),
-            ("coded_device_brute_force", segment_on_device(BruteForce), True, True),
-            ("coded_device_top_k_avg_8", segment_on_device(TopKAvg, pool_size=8), True, False),
+        for name, build in (
+            ("brute_force", BruteForce),
+            ("top_k_avg_8", top_k_avg_8),
+            ("coded_brute_force", BruteForce),
+            ("coded_top_k_avg_8", top_k_avg_8),
+            ("moving_device_brute_force", all_on_device),
+            ("moving_device_top_k_avg_8", on_device_8),
+            ("moving_device_top_k_per_embedding_3", on_device_3),
+            ("coded_device_brute_force", all_on_device),
+            ("coded_device_top_k_avg_8", on_device_8),
         )
     ),
     # Pools far smaller than the catalogues, so that the bound pass has something to drop.
     *(
-        Builder(kind.name, lambda items, gate, kind=kind: kind(items, gate, pool_size=4), exact=True)
+        Builder(kind.name, lambda scorer, kind=kind: kind(scorer, pool_size=4), exact=True)
         for kind in (ExactAlgorithm1, ExactLowPrecision, Exact)
     ),
 ]

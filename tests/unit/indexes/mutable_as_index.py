@@ -19,7 +19,7 @@ from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Index, Mask, Pool, TopK, check_request
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.rules.filters import ItemFilter
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 
 
 class MutableAsIndex:
@@ -29,30 +29,25 @@ class MutableAsIndex:
 
     def __init__(
         self,
-        items: ItemStates,
-        gate: PairGate | None,
-        build: Callable[[MolScorer, PairGate | None], Index],
+        scorer: MolScorer,
+        build: Callable[[MolScorer], Index],
         *,
         coded: bool = False,
         moving: bool = False,
     ) -> None:
-        if not len(items):
+        if not scorer.num_items:
             raise ValueError("the index is empty")
-        self.num_items = len(items)
-        self.ids = np.array([f"{row:06d}" for row in range(len(items))], dtype=object)
+        items, self.num_items = ItemStates(components=scorer.components, gate=scorer.item_gate), scorer.num_items
+        self.ids = np.array([f"{row:06d}" for row in range(self.num_items)], dtype=object)
         self.row = {item_id: row for row, item_id in enumerate(self.ids)}
 
         def some(rows: npt.NDArray[np.int64], states: npt.NDArray[np.int64]) -> ItemBatch:
-            item_gate = None if items.gate is None else items.gate[states]
-            return ItemBatch(
-                item_ids=self.ids[rows].tolist(),
-                states=ItemStates(components=items.components[states], gate=item_gate),
-            )
+            return ItemBatch(item_ids=self.ids[rows].tolist(), states=items.take(states))
 
         self._some, self._moving, self._moves, self._lock = some, moving, 0, threading.Lock()
         rows = np.arange(len(items))
         first, later = rows[::2], rows[1::2]
-        self.index = MutableIndex(some(first, first), gate, model_version="model", build=only(build))
+        self.index = MutableIndex(some(first, first), scorer.pair_gate, model_version="model", build=only(build))
         if len(later):
             self.index.apply(upserts=some(later, later[::-1]))  # each with another's state at first
             self.index.apply(removals=self.ids[later[::3]].tolist())
@@ -68,7 +63,7 @@ class MutableAsIndex:
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None, max_gap: float = 0.0) -> TopK:
         filters, version = self._filters(queries, k, allowed), self._next_version()
-        answer = self.index.search(queries, k, filters, version=version, max_gap=max_gap)
+        answer = version.search(queries, k, filters, max_gap=max_gap)
         return TopK(
             item_indices=self._rows(answer.item_ids, answer.scores.shape),
             scores=answer.scores,
@@ -78,7 +73,7 @@ class MutableAsIndex:
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         filters = self._filters(queries, size, allowed)
-        pool = self.index.first_stage(queries, size, filters, version=self._next_version())
+        pool = self._next_version().first_stage(queries, size, filters)
         return Pool(
             item_indices=self._rows(pool.item_ids, pool.scores.shape),
             scores=pool.scores,

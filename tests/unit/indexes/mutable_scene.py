@@ -23,7 +23,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 CATEGORIES = ("a", "b", "c", "d", "e")
 KINDS = {"price": Kind.NUMBER, "language": Kind.TAG}
 MODEL = "model-1"
-Build = Callable[[MolScorer, PairGate | None], Index]
+Build = Callable[[MolScorer], Index]
 
 
 def restore(snapshot: Snapshot, pair_gate: PairGate | None, *, build: BuildAll) -> MutableIndex:

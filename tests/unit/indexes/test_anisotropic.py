@@ -24,7 +24,7 @@ pytest.importorskip("faiss", reason="faiss is an optional extra")
 
 def anisotropic(items: ItemStates, network: PairGate | None = None, **sizes: Any) -> Anisotropic:
     """Over items that its codebooks were learned from."""
-    return Anisotropic(items, network, codebooks=catalogue_codebooks(items, network), **sizes)
+    return Anisotropic(MolScorer(items, network), codebooks=catalogue_codebooks(items, network), **sizes)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 32), (4, 2, 16)], ids=["dot product", "mixture"])
@@ -81,7 +81,7 @@ def test_what_is_not_there_is_named() -> None:
         make_index(parse_algorithm("anisotropic(5)"), MolScorer(items, network))
     others = catalogue_codebooks(make_items(rng, 60, 4, 2, 6), network)
     with pytest.raises(ValueError, match="vectors are 24 wide; these codebooks code 20"):
-        Anisotropic(items, network, codebooks=others, pool_size=5)
+        Anisotropic(MolScorer(items, network), codebooks=others, pool_size=5)
 
 
 def test_serving_codes_without_pytorch_and_names_faiss_where_it_is_not_installed(tmp_path: Path) -> None:
@@ -95,10 +95,11 @@ def test_serving_codes_without_pytorch_and_names_faiss_where_it_is_not_installed
         import numpy as np
         from services.algorithms.indexes.quantized.anisotropic import Anisotropic
         from services.algorithms.indexes.quantized.codebooks import Codebooks
+        from services.algorithms.ops.mol_scores import MolScorer
         from services.algorithms.scoring.states import ItemStates, QueryStates
         arrays = dict(np.load(sys.argv[1]))
         items = ItemStates(components=arrays.pop("components"))
-        index = Anisotropic(items, codebooks=Codebooks(**arrays), pool_size=5)
+        index = Anisotropic(MolScorer(items, None), codebooks=Codebooks(**arrays), pool_size=5)
         print(index.search(QueryStates(components=items.components[[7]]), 5).item_indices[0].tolist())
     """
 
@@ -106,7 +107,7 @@ def test_serving_codes_without_pytorch_and_names_faiss_where_it_is_not_installed
         command = [sys.executable, "-c", dedent(build), str(tmp_path / "codebooks.npz"), missing]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    found = Anisotropic(items, codebooks=codebooks, pool_size=5).search(
+    found = Anisotropic(MolScorer(items, None), codebooks=codebooks, pool_size=5).search(
         QueryStates(components=items.components[[7]]), 5
     )
     assert built("nothing").stdout.strip() == str(found.item_indices[0].tolist())

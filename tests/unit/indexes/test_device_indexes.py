@@ -12,6 +12,7 @@ from services.algorithms.indexes.by_name import Algorithm, make_card_index
 from services.algorithms.indexes.card_passes import CardPasses
 from services.algorithms.indexes.protocol import take_queries
 from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 
 CPU = torch.device("cpu")
@@ -69,7 +70,7 @@ def test_searches_from_several_threads_answer_as_one_would() -> None:
     rng = np.random.default_rng(3)
     items, gate, queries = make_items(rng, 400, 4, 2, 8), make_pair_gate(rng, 8, 16), make_queries(rng, 24, 4, 2, 8)
     index = BruteForce(CardPasses(DeviceScorer(items, gate, device=CPU)))
-    wanted = BruteForce(items, gate).search(queries, 6)
+    wanted = BruteForce(MolScorer(items, gate)).search(queries, 6)
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda b: index.search(take_queries(queries, b, b + 2), 6), range(0, 24, 2)))
     assert np.array_equal(np.concatenate([one.item_indices for one in found]), wanted.item_indices)

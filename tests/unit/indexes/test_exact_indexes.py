@@ -35,8 +35,8 @@ def test_answers_equal_brute_force_to_the_last_bit(kind: type, filtered: bool) -
     items.gate[100:140] = items.gate[100]
     queries.components[0] = items.components[100, 0]
     allowed = np.random.default_rng(2).random((5, 4000)) < 0.3 if filtered else None
-    wanted = BruteForce(items, gate).search(queries, 20, allowed)
-    index = kind(items, gate, pool_size=30)
+    wanted = BruteForce(MolScorer(items, gate)).search(queries, 20, allowed)
+    index = kind(MolScorer(items, gate), pool_size=30)
     for _ in range(2 if kind is Exact else 1):  # `Exact` takes a turn with every strategy
         answer = index.search(queries, 20, allowed)
         assert np.array_equal(answer.item_indices, wanted.item_indices)
@@ -46,7 +46,7 @@ def test_answers_equal_brute_force_to_the_last_bit(kind: type, filtered: bool) -
 
 def test_gate_bounds_score_few_items_in_full_and_say_so() -> None:
     queries, items, gate = scene(3, 4000)
-    answer = ExactLowPrecision(items, gate, pool_size=100).search(queries, 10)
+    answer = ExactLowPrecision(MolScorer(items, gate), pool_size=100).search(queries, 10)
     touched = {done.name: done.touched for done in answer.passes}
     assert touched["first_stage"].tolist() == touched["bounds"].tolist() == [4000] * 5
     assert touched["threshold"].tolist() == [100] * 5
@@ -66,8 +66,8 @@ def test_what_a_gap_leaves_out_scores_at_most_that_much_above_the_last(
     items.components[100:140] = items.components[100]
     items.gate[100:140] = items.gate[100]
     allowed = np.random.default_rng(2).random((5, 4000)) < 0.3 if filtered else None
-    every = BruteForce(items, gate).search(queries, 4000, allowed)
-    index = kind(items, gate, pool_size=30)
+    every = BruteForce(MolScorer(items, gate)).search(queries, 4000, allowed)
+    index = kind(MolScorer(items, gate), pool_size=30)
     for _ in range(2 if kind is Exact else 1):
         answer = index.search(queries, 20, allowed, max_gap)
         for query in range(5):
@@ -84,10 +84,9 @@ def test_what_a_gap_leaves_out_scores_at_most_that_much_above_the_last(
 
 def test_plain_algorithm_1_lets_more_through_than_the_gate_bounds() -> None:
     queries, items, gate = scene(4, 4000)
+    scorer = MolScorer(items, gate)
     scored = [
-        next(
-            done.touched for done in kind(items, gate, pool_size=100).search(queries, 10).passes if done.name == "full"
-        )
+        next(done.touched for done in kind(scorer, pool_size=100).search(queries, 10).passes if done.name == "full")
         for kind in (ExactAlgorithm1, ExactLowPrecision)
     ]
     assert scored[0].mean() > 3 * scored[1].mean()
@@ -95,7 +94,7 @@ def test_plain_algorithm_1_lets_more_through_than_the_gate_bounds() -> None:
 
 def test_the_choice_is_the_strategy_that_was_measured_to_be_cheapest() -> None:
     queries, items, gate = scene(6, 3000)
-    index = Exact(items, gate, pool_size=50)
+    index = Exact(MolScorer(items, gate), pool_size=50)
     assert index.chosen(batch=5, k=10) is None
     said = [index.search(queries, 10).passes[0].name for _ in range(10)]
     names = [f"strategy:{strategy.name}" for strategy in index.strategies]
@@ -111,7 +110,7 @@ def test_a_build_goes_on_from_what_the_one_before_the_merge_had_measured() -> No
     build, scorer = carry_over(only(Exact)), MolScorer(items, gate)
 
     def built() -> Exact:
-        index = build(scorer, gate)["exact"]
+        index = build(scorer)["exact"]
         assert isinstance(index, Exact)
         return index
 
@@ -126,7 +125,7 @@ def test_a_build_goes_on_from_what_the_one_before_the_merge_had_measured() -> No
 def test_a_build_over_a_block_of_the_delta_neither_inherits_nor_leaves_timings() -> None:
     queries, items, gate = scene(6, 3000)
     build, scorer, small = carry_over(only(Exact)), MolScorer(items, gate), MolScorer(items.take(slice(0, 300)), gate)
-    main = build(scorer, gate)["exact"]
+    main = build(scorer)["exact"]
     for _ in range(6):
         main.search(queries, 10)
     block = build(small, gate)["exact"]
@@ -135,7 +134,7 @@ def test_a_build_over_a_block_of_the_delta_neither_inherits_nor_leaves_timings()
     assert block.chosen(batch=5, k=10) is None
     for _ in range(6):
         block.search(queries, 10)
-    merged = build(scorer, gate)["exact"]
+    merged = build(scorer)["exact"]
     assert isinstance(merged, Exact)
     assert merged._measured == main._measured
 
@@ -202,7 +201,7 @@ def test_a_strategy_that_is_cheap_for_some_queries_alone_is_not_chosen(monkeypat
     clock, costs = [0.0], cycle([1.0, 9.0, 9.0])
     monkeypatch.setattr("services.algorithms.indexes.exact.cheapest.time.thread_time", lambda: clock[0])
     queries, items, gate = scene(6, 300)
-    index = Exact(items, gate, pool_size=50)
+    index = Exact(MolScorer(items, gate), pool_size=50)
     cheap_for_some, steady = index.strategies
     for strategy, cost in ((cheap_for_some, lambda: next(costs)), (steady, lambda: 3.0)):
 
@@ -219,7 +218,7 @@ def test_a_strategy_that_had_bad_moments_is_looked_at_again(monkeypatch: pytest.
     seconds = count()
     monkeypatch.setattr("services.algorithms.indexes.exact.cheapest.time.thread_time", lambda: float(next(seconds)))
     queries, items, gate = scene(6, 300)
-    index = Exact(items, gate, pool_size=50)
+    index = Exact(MolScorer(items, gate), pool_size=50)
     for _ in range(6):
         index.search(queries, 10)
     (measured,) = index._measured.values()

@@ -76,14 +76,14 @@ def base() -> Catalogue:
 
 
 def live(**changes: object) -> LiveCatalogue:
-    build = lambda items, gate: {"brute_force": BruteForce(items)}  # noqa: E731
+    build = lambda items: {"brute_force": BruteForce(items)}  # noqa: E731
     return LiveCatalogue(base(), build=build, **changes)  # type: ignore[arg-type]
 
 
 def answer(catalogue: LiveCatalogue, wanted: ItemFilter | None = None, name: str = "") -> dict[str, float]:
     """Everything that a search finds, with s, best first."""
     served = catalogue.version_named(name)[0] if name else catalogue.served
-    top = catalogue.index.search(QUERY, 100, wanted, version=served.version)
+    top = served.version.search(QUERY, 100, wanted)
     return dict(zip(top.item_ids[0], top.scores[0].tolist(), strict=False))
 
 

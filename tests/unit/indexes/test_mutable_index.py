@@ -15,7 +15,7 @@ from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.rules.filters import ItemFilter
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 
 
 @pytest.fixture
@@ -35,17 +35,17 @@ def make_index(states: States, count: int = 0, *, build: Build = BruteForce, **m
 
 
 def held(index: MutableIndex, states: States, wanted: ItemFilter | None = None) -> list[str]:
-    return sorted(index.search(states.query([0]), 10**6, wanted).item_ids[0])
+    return sorted(index.version.search(states.query([0]), 10**6, wanted).item_ids[0])
 
 
 def test_an_empty_index_answers_exactly_nothing_until_an_item_comes(states: States) -> None:
     index = make_index(states)
-    answer = index.search(states.query([0, 1]), 5)
+    answer = index.version.search(states.query([0, 1]), 5)
     assert answer.item_ids == ((), ())
     assert answer.scores.shape == (2, 0)
     assert [found.kind for found in answer.certificates] == ["exact", "exact"]
     index.apply(upserts=batch(states, ["a"]))
-    assert index.search(states.query([0]), 5).item_ids == (("a",),)
+    assert index.version.search(states.query([0]), 5).item_ids == (("a",),)
 
 
 def test_each_batch_makes_one_version_and_equal_histories_make_equal_ones(states: States) -> None:
@@ -61,7 +61,7 @@ def test_each_batch_makes_one_version_and_equal_histories_make_equal_ones(states
     first.apply(upserts=batch(states, ["a"], [1]))
     assert first.version.number == second.version.number
     assert len({*names, first.version.name, second.version.name}) == 4
-    assert index.search(states.query([0]), 1).version == second.version.name
+    assert index.version.search(states.query([0]), 1).version == second.version.name
 
 
 def test_what_changes_nothing_keeps_the_version(states: States) -> None:
@@ -73,10 +73,10 @@ def test_what_changes_nothing_keeps_the_version(states: States) -> None:
 
 
 def test_a_merge_that_fails_leaves_the_index_as_it_was(states: States) -> None:
-    def refuse_two(scorer, pair_gate):
+    def refuse_two(scorer):
         if scorer.num_items == 2:
             raise ValueError("too few training points")
-        return BruteForce(scorer, pair_gate)
+        return BruteForce(scorer)
 
     index = make_index(states, build=refuse_two)
     index.apply(upserts=batch(states, ["a", "b"]))
@@ -139,20 +139,20 @@ def test_a_batch_that_makes_no_sense_is_refused_by_name_and_changes_nothing(stat
 
 
 def test_algorithms_by_name_share_one_changing_catalogue(states: States) -> None:
-    def build(scorer: MolScorer, pair_gate: PairGate | None) -> dict[str, Index]:
-        return {"all": BruteForce(scorer, pair_gate), "few": TopKAvg(scorer, pair_gate, pool_size=1)}
+    def build(scorer: MolScorer) -> dict[str, Index]:
+        return {"all": BruteForce(scorer), "few": TopKAvg(scorer, pool_size=1)}
 
     ids = [f"i{row:05d}" for row in range(100)]
     index = MutableIndex(batch(states, ids), states.pair_gate, model_version=MODEL, build=build)
-    one = make_index(states, 100, build=lambda scorer, gate: TopKAvg(scorer, gate, pool_size=1))
+    one = make_index(states, 100, build=lambda scorer: TopKAvg(scorer, pool_size=1))
     assert index.memory.main - one.memory.main <= 0  # the states are held once
     index.apply(upserts=batch(states, ["n"], [200]))
     query = states.query([0])
-    assert index.search(query, 101, algorithm="all").item_ids == index.search(query, 101).item_ids
-    assert index.search(query, 1).certificates[0].kind == "exact"
-    assert index.search(query, 1, algorithm="few").certificates[0].kind != "exact"
-    assert len(index.first_stage(query, 5, algorithm="few").item_ids[0]) == 5
-    for call in (index.search, index.first_stage):
+    assert index.version.search(query, 101, algorithm="all").item_ids == index.version.search(query, 101).item_ids
+    assert index.version.search(query, 1).certificates[0].kind == "exact"
+    assert index.version.search(query, 1, algorithm="few").certificates[0].kind != "exact"
+    assert len(index.version.first_stage(query, 5, algorithm="few").item_ids[0]) == 5
+    for call in (index.version.search, index.version.first_stage):
         with pytest.raises(ValueError, match="algorithm='most' allowed: all, few"):
             call(query, 5, algorithm="most")
 
@@ -227,7 +227,7 @@ def test_readers_in_threads_never_see_half_a_batch() -> None:
     def read(reader: int) -> None:
         newest = -1
         while writing.is_set():
-            answer = index.search(query, 12)
+            answer = index.version.search(query, 12)
             batch_number = int(answer.version.rpartition(".")[2].partition("-")[0])
             found = dict(zip(answer.item_ids[0], answer.scores[0].tolist(), strict=True))
             shown = {item_id for item_id in found if not item_id.startswith("other")}
@@ -313,12 +313,12 @@ def test_a_background_merge_that_fails_says_why_and_is_tried_again_until_it_succ
     failing, tried, merged = threading.Event(), threading.Semaphore(0), threading.Event()
     failing.set()
 
-    def build(scorer, pair_gate):
+    def build(scorer):
         tried.release()
         if failing.is_set():
             raise ValueError("no algorithm for this one")
         merged.set()
-        return BruteForce(scorer, pair_gate)
+        return BruteForce(scorer)
 
     index = make_index(states, build=build)
     index.apply(upserts=batch(states, ["a"]))
@@ -341,7 +341,7 @@ def test_a_background_merge_that_fails_says_why_and_is_tried_again_until_it_succ
 def test_closing_does_not_wait_for_the_next_try_and_raises_what_the_last_one_did(states: States) -> None:
     tried = threading.Event()
 
-    def refuse(scorer, pair_gate):
+    def refuse(scorer):
         tried.set()
         raise ValueError("no algorithm for this one")
 

@@ -28,8 +28,8 @@ SEED = 20261121
 IDS = [f"item-{number}" for number in range(700)] + ["å", "日本", "Z" * 128, "item-1 "]
 
 
-def whole_pool(scorer, pair_gate):
-    return TopKAvg(scorer, pair_gate, pool_size=10**6)
+def whole_pool(scorer):
+    return TopKAvg(scorer, pool_size=10**6)
 
 
 class Run:

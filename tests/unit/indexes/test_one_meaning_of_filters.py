@@ -136,7 +136,7 @@ class Processes:
             model_version="m", item_ids=IDS, titles=IDS, categories=columns, states=states, pair_gate=None,
             attributes=table,
         )  # fmt: skip
-        self.live = LiveCatalogue(base, build=lambda items, gate: {})
+        self.live = LiveCatalogue(base, build=lambda items: {})
 
     def describe(self, item_id: str, item: Item) -> None:
         self.items[item_id] = item
@@ -163,7 +163,7 @@ class Processes:
 
 
 def in_index(index: MutableIndex, wanted: ItemFilter) -> set[str]:
-    (found,) = index.search(QueryStates(components=np.ones((1, 1, 2), np.float32) / 2), 100, wanted).item_ids
+    (found,) = index.version.search(QueryStates(components=np.ones((1, 1, 2), np.float32) / 2), 100, wanted).item_ids
     return set(found)
 
 

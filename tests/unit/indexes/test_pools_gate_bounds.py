@@ -126,7 +126,7 @@ def test_gates_that_hardly_vary_prove_what_the_largest_cosine_cannot() -> None:
     near = items.components[:8, None, 1] + 0.05 * rng.normal(size=(8, p_q, d))
     near[:, 0] = np.eye(d)[0]
     queries = QueryStates(components=unit(near), gate=0.05 * rng.normal(size=(8, 8)).astype(np.float32))
-    index = TopKPerEmbedding(items, make_pair_gate(rng, 8, 8, scale=0.02), pool_size=100)
+    index = TopKPerEmbedding(MolScorer(items, make_pair_gate(rng, 8, 8, scale=0.02)), pool_size=100)
     answer = index.search(queries, 1)
     largest = index.passes.run(
         queries,

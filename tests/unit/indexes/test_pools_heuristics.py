@@ -70,7 +70,7 @@ def test_theorem_2_as_printed_is_no_bound() -> None:
     assert left_out == pytest.approx(0.8)
     # Worse, the printed theorem calls this answer exact: its S' is not above the best of the pool.
     assert printed <= max(scores[list(pool)])
-    index = TopKPerEmbedding(items, pool_size=1)
+    index = TopKPerEmbedding(MolScorer(items, None), pool_size=1)
     answer = index.search(queries, 1)
     assert answer.item_indices[0, 0] != 4
     assert answer.certificates[0].gap is not None
@@ -79,7 +79,7 @@ def test_theorem_2_as_printed_is_no_bound() -> None:
 
 def test_the_bound_of_the_lists_is_the_largest_threshold_where_gates_are_free() -> None:
     items, queries = counterexample()
-    index = TopKPerEmbedding(items, pool_size=1)
+    index = TopKPerEmbedding(MolScorer(items, None), pool_size=1)
     assert index.search(queries, 1).certificates[0].gap == pytest.approx(0.9, abs=1e-6)
 
 
@@ -107,7 +107,7 @@ def test_no_left_out_item_reaches_above_the_average_scans_bound(
     queries = QueryStates(components=components, gate=make_queries(rng, 4, p_q, p_x, 6).gate)
     cosines = pair_cosines(queries, items)
     allowed = rng.random((4, 90)) < share
-    index = TopKAvg(items, make_pair_gate(rng, p_q * p_x, 4) if p_q * p_x > 1 else None, pool_size=size)
+    index = TopKAvg(MolScorer(items, make_pair_gate(rng, p_q * p_x, 4) if p_q * p_x > 1 else None), pool_size=size)
     depths = (size,)
     scan = index.passes.run(
         queries,
@@ -135,7 +135,7 @@ def test_an_average_list_of_all_allowed_items_proves_the_union(k: int) -> None:
     items, queries = make_items(rng, 90, 2, 2, 8), make_queries(rng, 6, 2, 2, 8)
     allowed = np.arange(90) % 7 == 1
     allowed[-7:] = False
-    index = CombinedTopK(items, make_pair_gate(rng, 4, 8), pair_pool_size=2, average_pool_size=20)
+    index = CombinedTopK(MolScorer(items, make_pair_gate(rng, 4, 8)), pair_pool_size=2, average_pool_size=20)
     assert {found.kind for found in index.search(queries, k, allowed).certificates} == {"exact"}
 
 
@@ -143,7 +143,7 @@ def test_equal_components_on_the_query_side_need_no_second_scan() -> None:
     # One query component and close item components: the best average left out is all there is to know.
     rng = np.random.default_rng(7)
     items, queries = make_items(rng, 500, 1, 4, 16, spread=0.001), make_queries(rng, 20, 1, 4, 16)
-    index = TopKAvg(items, make_pair_gate(rng, 4, 8), pool_size=100)
+    index = TopKAvg(MolScorer(items, make_pair_gate(rng, 4, 8)), pool_size=100)
     answer = index.search(queries, 5)
     assert {found.kind for found in answer.certificates} == {"exact"}
 
@@ -155,7 +155,7 @@ def test_query_components_that_differ_are_proven_by_the_scan_of_reaches() -> Non
         components=unit(items.components[:20, :1] + 0.05 * rng.normal(size=(20, 4, 16))),
         gate=rng.normal(size=(20, 12)).astype(np.float32),
     )
-    answer = TopKAvg(items, make_pair_gate(rng, 12, 8), pool_size=200).search(queries, 1)
+    answer = TopKAvg(MolScorer(items, make_pair_gate(rng, 12, 8)), pool_size=200).search(queries, 1)
     assert {found.kind for found in answer.certificates} == {"exact"}
 
 
@@ -164,14 +164,16 @@ def test_distant_components_make_the_average_an_estimate_and_it_says_so() -> Non
     items = ItemStates(
         components=unit(rng.normal(size=(500, 4, 16))), gate=rng.normal(size=(500, 16)).astype(np.float32)
     )
-    answer = TopKAvg(items, make_pair_gate(rng, 16, 8), pool_size=100).search(make_queries(rng, 20, 4, 4, 16), 5)
+    answer = TopKAvg(MolScorer(items, make_pair_gate(rng, 16, 8)), pool_size=100).search(
+        make_queries(rng, 20, 4, 4, 16), 5
+    )
     assert {found.kind for found in answer.certificates} == {"estimate"}
     assert answer.certificates[0].gap is None
 
 
 def test_a_union_smaller_than_k_is_deepened_until_it_has_k() -> None:
     items, queries, gate = trained_like(1)
-    answer = TopKPerEmbedding(items, gate, pool_size=1).search(queries, 40)
+    answer = TopKPerEmbedding(MolScorer(items, gate), pool_size=1).search(queries, 40)
     assert (answer.item_indices >= 0).all()
 
 
@@ -221,10 +223,10 @@ def test_a_first_stage_has_as_many_items_as_were_asked_for(size: int) -> None:
 def test_pool_sizes_below_1_are_refused_by_name() -> None:
     items, _, gate = trained_like(11, count=20, num_queries=1)
     with pytest.raises(ValueError, match="pool_size=0 allowed: at least 1"):
-        TopKAvg(items, gate, pool_size=0)
+        TopKAvg(MolScorer(items, gate), pool_size=0)
     with pytest.raises(ValueError, match="pool_size=-2 allowed: at least 1"):
-        TopKPerEmbedding(items, gate, pool_size=-2)
+        TopKPerEmbedding(MolScorer(items, gate), pool_size=-2)
     with pytest.raises(ValueError, match="pair_pool_size=0 allowed: at least 1"):
-        CombinedTopK(items, gate, pair_pool_size=0, average_pool_size=1)
+        CombinedTopK(MolScorer(items, gate), pair_pool_size=0, average_pool_size=1)
     with pytest.raises(ValueError, match="average_pool_size=0 allowed: at least 1"):
-        CombinedTopK(items, gate, pair_pool_size=1, average_pool_size=0)
+        CombinedTopK(MolScorer(items, gate), pair_pool_size=1, average_pool_size=0)

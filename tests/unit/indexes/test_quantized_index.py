@@ -9,6 +9,7 @@ from retrieval_scene import make_items, make_pair_gate
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.quantized.dot_products import Quantized
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
 from services.algorithms.scoring.states import ItemStates, QueryStates
 
@@ -24,6 +25,7 @@ def clumps(seed: int, count: int) -> np.ndarray:
 
 
 ITEMS = ItemStates(components=clumps(0, COUNT)[:, None])
+SCORER = MolScorer(ITEMS, None)
 QUERIES = QueryStates(components=clumps(1, 40)[:, None])
 EXACT = QUERIES.components[:, 0].astype(np.float64) @ ITEMS.components[:, 0].T.astype(np.float64)
 VECTORS = ITEMS.components[:, 0]
@@ -37,8 +39,8 @@ def recall(found: np.ndarray, k: int) -> float:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_without_a_visit_the_answer_is_proven_exact(bits: int) -> None:
-    answer = Quantized(ITEMS, cells=CELLS[bits]).search(QUERIES, 50)
-    wanted = BruteForce(ITEMS).search(QUERIES, 50)
+    answer = Quantized(SCORER, cells=CELLS[bits]).search(QUERIES, 50)
+    wanted = BruteForce(SCORER).search(QUERIES, 50)
     assert answer.item_indices.tolist() == wanted.item_indices.tolist()
     assert {found.kind for found in answer.certificates} == {"exact"}
 
@@ -51,14 +53,14 @@ def test_proving_leaves_cells_and_almost_all_products_out() -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_third_of_the_cells_holds_nearly_all_of_the_best(bits: int) -> None:
-    index = Quantized(ITEMS, pool_size=200, visit=Visit(probes=20), cells=CELLS[bits])
+    index = Quantized(SCORER, pool_size=200, visit=Visit(probes=20), cells=CELLS[bits])
     answer = index.search(QUERIES, 50)
     assert recall(answer.item_indices, 50) > 0.98
     assert answer.passes[0].touched.mean() < 0.6 * COUNT
 
 
 def test_certificates_say_how_far_off_an_answer_can_be() -> None:
-    answer = Quantized(ITEMS, pool_size=60, visit=Visit(probes=15), cells=CELLS[8]).search(QUERIES, 50)
+    answer = Quantized(SCORER, pool_size=60, visit=Visit(probes=15), cells=CELLS[8]).search(QUERIES, 50)
     kinds = {found.kind for found in answer.certificates}
     assert "bounded" in kinds
     for query, certificate in enumerate(answer.certificates):
@@ -71,19 +73,19 @@ def test_certificates_say_how_far_off_an_answer_can_be() -> None:
 @pytest.mark.parametrize("visit", [None, Visit(probes=12), Visit(probes=60, reach=1.0)], ids=str)
 def test_a_filter_acts_inside_the_scan_and_starves_no_answer(share: float, visit: Visit | None) -> None:
     allowed = np.random.default_rng(2).random((len(QUERIES), COUNT)) < share
-    answer = Quantized(ITEMS, pool_size=40, visit=visit, cells=CELLS[8]).search(QUERIES, 10, allowed)
+    answer = Quantized(SCORER, pool_size=40, visit=visit, cells=CELLS[8]).search(QUERIES, 10, allowed)
     assert (answer.item_indices >= 0).sum(axis=1).tolist() == np.minimum(10, allowed.sum(axis=1)).tolist()
     for query, rows in enumerate(answer.item_indices):
         assert allowed[query][rows[rows >= 0]].all()
     if visit is None:
-        assert answer.item_indices.tolist() == BruteForce(ITEMS).search(QUERIES, 10, allowed).item_indices.tolist()
+        assert answer.item_indices.tolist() == BruteForce(SCORER).search(QUERIES, 10, allowed).item_indices.tolist()
 
 
 def test_more_than_one_pair_and_foreign_cells_are_refused_by_name() -> None:
     rng = np.random.default_rng(9)
     with pytest.raises(ValueError, match="items make 8 pairs; allowed: 1, a plain dot product"):
-        Quantized(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
+        Quantized(MolScorer(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4)))
     with pytest.raises(ValueError, match="cells hold 4000 items; the index has 9"):
-        Quantized(ItemStates(components=ITEMS.components[:9]), cells=CELLS[8])
+        Quantized(MolScorer(ITEMS.take(slice(9)), None), cells=CELLS[8])
     with pytest.raises(ValueError, match="pool_size=0 allowed: at least 1"):
-        Quantized(ITEMS, pool_size=0, cells=CELLS[8])
+        Quantized(SCORER, pool_size=0, cells=CELLS[8])

@@ -59,7 +59,7 @@ class Scene:
         self.codebooks = catalogue_codebooks(self.items, self.gate)
 
     def build(self, coder: Coder = vectors_coded) -> Callable[..., Any]:
-        return lambda items, gate, /: make_indexes([self.algorithm], items, coder, self.codebooks)
+        return lambda items: make_indexes([self.algorithm], items, coder, self.codebooks)
 
     def batch(self, rows: range) -> ItemBatch:
         return ItemBatch(item_ids=[f"i{row:03}" for row in rows], states=self.items.take(list(rows)))
@@ -78,7 +78,7 @@ def test_an_index_that_starts_from_a_snapshot_codes_nothing_and_answers_the_same
     assert snapshot.codes.num_rows == 500
     again = restore(snapshot, scene.gate, build=scene.build(snapshot.codes))
     assert not snapshot.codes.made
-    found, wanted = again.search(scene.queries, 5), index.search(scene.queries, 5)
+    found, wanted = again.version.search(scene.queries, 5), index.version.search(scene.queries, 5)
     assert (found.item_ids, found.certificates) == (wanted.item_ids, wanted.certificates)
     assert np.array_equal(found.scores, wanted.scores)
 

@@ -59,13 +59,13 @@ def test_a_snapshot_brings_everything_back_and_goes_on_from_there(states: States
     again = restore(snapshot, states.pair_gate, build=only(BruteForce))
     assert snapshot.index_version == again.version.name == index.version.name
     queries = states.query([0, 1, 2])
-    before, after = index.search(queries, 200), again.search(queries, 200)
+    before, after = index.version.search(queries, 200), again.version.search(queries, 200)
     assert after.item_ids == before.item_ids
     assert (after.scores == before.scores).all()
     for one in (index, again):
         one.apply(upserts=ItemBatch(item_ids=["b1", "new"], states=states.of([8, 9])))
     assert again.version.name == index.version.name
-    assert again.search(queries, 200).item_ids == index.search(queries, 200).item_ids
+    assert again.version.search(queries, 200).item_ids == index.version.search(queries, 200).item_ids
 
 
 def test_large_states_are_mapped_from_the_file_not_copied(

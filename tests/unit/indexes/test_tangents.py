@@ -73,7 +73,7 @@ def test_tangents_find_what_averages_miss() -> None:
 def test_a_filter_and_a_deep_answer_are_filled() -> None:
     rng = np.random.default_rng(4)
     items, queries, network = make_items(rng, 500, 4, 2, 8), make_queries(rng, 3, 4, 2, 8), make_pair_gate(rng, 8, 16)
-    index = QuantizedTangents(items, network, pool_size=8)
+    index = QuantizedTangents(MolScorer(items, network), pool_size=8)
     allowed = rng.random(500) < 0.2
     answer = index.search(queries, 60, allowed)
     assert (answer.item_indices >= 0).all()

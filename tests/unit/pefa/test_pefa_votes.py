@@ -162,14 +162,14 @@ def test_it_answers_while_it_changes() -> None:
 def test_a_full_memory_refuses_and_answers_on() -> None:
     scene = make_scene(11, 400)
     entries = scene.entries()
-    index = index_of(scene, max_bytes=150_000)
+    index = index_of(scene, max_bytes=120_000)
     index.apply(upserts=entries[:10])
     before = index.votes(scene.queries, 5)
     with pytest.raises(IndexFullError):
         index.apply(upserts=entries[5:])
     assert index.votes(scene.queries, 5) == before
     assert len(index) == 10
-    assert index.memory.total <= 150_000
+    assert index.memory.total <= 120_000
     assert index.bytes_per_entry > 4 * 3 * 8
 
 

@@ -33,7 +33,7 @@ queries = QueryStates(
     gate=generator.normal(size=(1, 8)).astype(np.float32),
 )
 for algorithm in algorithms:
-    answer = live.catalogue.index.search(queries, 5, algorithm=algorithm)
+    answer = live.catalogue.index.version.search(queries, 5, algorithm=algorithm)
     assert len(answer.item_ids[0]) == 5, algorithm
 assert catalogue.index.shape == live.catalogue.index.shape
 print(sorted(name for name in ("torch", "triton") if name in sys.modules))

@@ -21,7 +21,7 @@ from services.algorithms.indexes.mutable.index import Build
 from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 # A strategy's cost is the median of its last turns, because the cost of bounds varies widely between queries. It is the
 # thread's CPU time: under sixfold load, three turns by wall clock chose a strategy 1.7 times as expensive.
@@ -47,13 +47,12 @@ class Exact(ScoredIndex):
 
     def __init__(
         self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
+        items: MolScorer,
         *,
         pool_size: int | None = None,
     ) -> None:
         """As `ScoredIndex`; `pool_size` as in `ExactLowPrecision`."""
-        super().__init__(items, pair_gate)
+        super().__init__(items)
         self._coded = ExactLowPrecision(self.scorer, pool_size=pool_size)
         self.strategies = (self._coded, BruteForce(self.scorer))
         self._lock = threading.Lock()
@@ -131,8 +130,8 @@ def carry_over(build: Build) -> Build:
     """
     before: dict[str, Exact] = {}
 
-    def built(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-        indexes = build(items, pair_gate)
+    def built(items: MolScorer) -> Mapping[str, Index]:
+        indexes = build(items)
         exact = {name: index for name, index in indexes.items() if isinstance(index, Exact)}
         for name, index in exact.items():
             earlier = before.get(name)

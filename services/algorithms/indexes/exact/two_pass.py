@@ -27,7 +27,7 @@ from services.algorithms.indexes.rescoring import finish
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_averages
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 # At the Books shape (K = 100) a pool of 1,000 gives a threshold within 0.005 of the exact K-th score. With 3,706 films,
 # a pool of 240 leaves as many survivors as one of 1,000, in three quarters of the time.
@@ -49,8 +49,7 @@ class ExactLowPrecision(ScoredIndex):
 
     def __init__(
         self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
+        items: MolScorer,
         *,
         pool_size: int | None = None,
     ) -> None:
@@ -60,7 +59,7 @@ class ExactLowPrecision(ScoredIndex):
         """
         if pool_size is not None:
             check_pool_size("pool_size", pool_size)
-        super().__init__(items, pair_gate)
+        super().__init__(items)
         self._pool_size = min(_POOL, self.num_items // _POOL_OF_ITEMS) if pool_size is None else pool_size
         self._averages = AverageItems(self.scorer)
         self._bounds = BoundPass(self.scorer, by_gates=self._by_gates)

@@ -1,4 +1,4 @@
-"""Make one segment of the living rows of several, without delaying searches.
+"""Make one segment of the living rows of several, without delaying searches; the blocks of a delta.
 
 Work that grows with the catalogue is a NumPy call, which releases the interpreter lock, or a short slice and a pause.
 Without pauses, each native call of a concurrent search would wait 5 ms for the lock.
@@ -20,10 +20,13 @@ from services.algorithms.item_table.ids import Hashes, ItemIds
 from services.algorithms.item_table.strings import Strings, joined
 from services.algorithms.ops.string_order import rows_before
 from services.algorithms.rules.attributes import Columns
-from services.algorithms.scoring.states import ItemStates
+from services.algorithms.scoring.states import ItemStates, PairGate
 
 Pause = Callable[[], None]
 
+# A block of fewer rows is joined with every later change.
+_SMALL_ROWS = 256
+_GROWTH = 8
 _COPIED_IDS = 16_384  # per slice, by NumPy: `repeat` blocks the lock for 0.5 ms
 _COPIED_BYTES = 4 << 20  # of states per slice, so that searches keep the cache
 
@@ -88,7 +91,25 @@ def order_by_id(sources: Sequence[Source]) -> Order:
     return Order(sources, source, row)
 
 
-def gather(order: Order, pause: Pause) -> Rows:
+def joined_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | None) -> list[Segment]:
+    """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay.
+
+    A block of less than `_SMALL_ROWS` rows is only joined with newer ones. So n rows make at most log8(n / 256) + 2
+    blocks, and each row is copied about 8 times per level. Blocks without a living row are dropped. Only the writer may
+    call this: it uses the blocks' current deaths.
+    """
+    loose = [block for block in blocks[frozen:] if block.num_dead < len(block)]
+    while len(loose) > 1 and len(loose[-2]) < (
+        _GROWTH * len(loose[-1]) if len(loose[-1]) >= _SMALL_ROWS else _SMALL_ROWS
+    ):
+        pair = [Source(block, block.num_dead) for block in loose[-2:]]
+        loose[-2:] = [Segment(gather(order_by_id(pair)), pair_gate)]
+    if loose and len(loose[-1]) >= _SMALL_ROWS:
+        loose[-1].prepare()
+    return [*blocks[:frozen], *loose]
+
+
+def gather(order: Order, pause: Pause = lambda: None) -> Rows:
     segments = [source.segment for source in order.sources]
     if len(segments) == 1 and len(order) == len(segments[0]):
         return segments[0].rows

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.indexes.mutable.delta import TailView, all_scores, candidates
 from services.algorithms.indexes.mutable.merged_answer import (
     Answer,
     PartialAnswer,
@@ -24,7 +23,8 @@ from services.algorithms.indexes.mutable.merged_answer import (
 )
 from services.algorithms.indexes.mutable.segment import Segment, SegmentItems
 from services.algorithms.indexes.mutable.segment_merge import Order, Source, order_by_id
-from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer
+from services.algorithms.indexes.protocol import Index, Indices, Mask, Pass, Scores, TopK, check_request, empty_answer
+from services.algorithms.indexes.rescoring import within_reach
 from services.algorithms.rules.attributes import Codes, Kinds
 from services.algorithms.rules.filters import ItemFilter, passing
 from services.algorithms.scoring.states import ItemShape, QueryStates
@@ -48,16 +48,15 @@ class Version:
     digest: str
     main: Source | None
     blocks: tuple[Source, ...]
-    tail: TailView
 
     @property
     def num_items(self) -> int:
         main = 0 if self.main is None else self.main.num_living
-        return main + sum(block.num_living for block in self.blocks) + self.tail.num_living
+        return main + sum(block.num_living for block in self.blocks)
 
     def delta(self) -> list[Source]:
-        parts = (*self.blocks, self.tail.source)
-        return [part for part in parts if part is not None and part.num_living]
+        """The changes since the main segment was built."""
+        return [block for block in self.blocks if block.num_living]
 
     def sources(self) -> list[Source]:
         """All segments with a living row, the main one first."""
@@ -81,10 +80,15 @@ class Version:
         self,
         queries: QueryStates,
         k: int,
-        filters: ItemFilter | Sequence[ItemFilter] | None,
+        filters: ItemFilter | Sequence[ItemFilter] | None = None,
         algorithm: str | None = None,
         max_gap: float = 0.0,
     ) -> Answer:
+        """The top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
+
+        algorithm: one of the build's algorithms, default the first. max_gap: as in `Index.search`. Without items,
+        answers are empty and exact. Raises: ValueError with the reason for invalid arguments.
+        """
         wanted = self._checked(queries, k, filters)
         thresholds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
@@ -94,8 +98,8 @@ class Version:
         for source in self.sources() if len(queries) else ():
             segment = source.segment
             if not segment.indexes:
-                parts.append(candidates(source, queries, k, thresholds, self.allowed(source, wanted)))
-                touched += len(segment)
+                parts.append(_candidates(source, queries, k, thresholds, self.allowed(source, wanted)))
+                touched += source.num_living
                 continue
             tops.append(_named(segment, algorithm).search(queries, k, self.allowed(source, wanted), max_gap))
             error = segment.scorer.error_bounds_float64(queries)
@@ -126,9 +130,13 @@ class Version:
         self,
         queries: QueryStates,
         size: int,
-        filters: ItemFilter | Sequence[ItemFilter] | None,
+        filters: ItemFilter | Sequence[ItemFilter] | None = None,
         algorithm: str | None = None,
     ) -> PoolAnswer:
+        """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
+
+        With a delta, that pool is scored in full and the `size` best of both by s are returned. Raises: as `search`.
+        """
         wanted = self._checked(queries, size, filters)
         bounds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
@@ -138,8 +146,8 @@ class Version:
         for source in sources:
             segment = source.segment
             if not segment.indexes:
-                parts.append(all_scores(source, queries, self.allowed(source, wanted)))
-                touched += len(segment)
+                parts.append(_all_scores(source, queries, self.allowed(source, wanted)))
+                touched += source.num_living
                 continue
             pool = _named(segment, algorithm).first_stage(queries, size, self.allowed(source, wanted))
             bounds = np.maximum(bounds, pool.bounds)  # NaN stays NaN
@@ -201,6 +209,44 @@ class Version:
         if alive is not None:
             mask &= alive
         return mask
+
+
+def _candidates(
+    source: Source, queries: QueryStates, k: int, thresholds: Scores, allowed: Mask | None
+) -> PartialAnswer:
+    """Per query the rows that may be in the union's top `k`, and their float64 scores.
+
+    thresholds (B,): lower scores are not in the answer (-inf: none). allowed: as in Index.search.
+    """
+    scorer = source.segment.scorer
+    scores = scorer.scores(queries)
+    double_error = scorer.error_bounds_float64(queries)
+    error = scorer.error_bounds(queries) + double_error
+    if allowed is not None:
+        scores[~np.broadcast_to(allowed, scores.shape)] = -np.inf
+    scores[scores < (thresholds - error)[:, None]] = -np.inf
+    best = scores.max(axis=1)
+    found: list[tuple[Indices, Scores]] = []
+    for query in range(len(queries)):
+        if best[query] == -np.inf:
+            found.append((np.empty(0, dtype=np.int64), np.empty(0)))
+            continue
+        rows = within_reach(scores[query], k, float(error[query]))
+        found.append((rows, scorer.scores_float64(queries, query, rows)))
+    return PartialAnswer(segment=source.segment, found=found, error=double_error)
+
+
+def _all_scores(source: Source, queries: QueryStates, allowed: Mask | None) -> PartialAnswer:
+    """Per query every allowed row and its float32 score, with error bounds."""
+    scorer = source.segment.scorer
+    if scorer.num_pairs == 1:  # BLAS sums in an order that depends on the batch
+        scores = np.stack(scorer.scores_at(queries, [np.arange(scorer.num_items)] * len(queries)))
+    else:
+        scores = scorer.scores(queries)
+    if allowed is not None:
+        scores[~np.broadcast_to(allowed, scores.shape)] = -np.inf
+    found = [(rows := np.flatnonzero(row > -np.inf), row[rows].astype(np.float64)) for row in scores]
+    return PartialAnswer(segment=source.segment, found=found, error=scorer.error_bounds(queries))
 
 
 def _named(segment: Segment, algorithm: str | None) -> Index:

@@ -23,7 +23,7 @@ from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import CellAnswer, Visit, codes_key
 from services.algorithms.ops.top_rows import count_passing
-from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
+from services.algorithms.scoring.states import FloatArray
 
 
 class Anisotropic(TangentIndex):
@@ -31,21 +31,14 @@ class Anisotropic(TangentIndex):
 
     name = "anisotropic"
 
-    def __init__(
-        self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        codebooks: Codebooks | None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, items: MolScorer, *, codebooks: Codebooks | None, **options: Any) -> None:
         """As `TangentIndex`; `codebooks` are its `cells`. Raises: ValueError also without codebooks, or for another
         width.
         """
         self._codebooks = codebooks
         if codebooks is not None and codebooks.gate_scale is not None:
             self._gate_scale = codebooks.gate_scale.astype(np.float64)
-        super().__init__(items, pair_gate, **options)
+        super().__init__(items, **options)
 
     def _scan(self) -> VectorScan:
         codebooks = self._codebooks

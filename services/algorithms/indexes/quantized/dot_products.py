@@ -39,7 +39,7 @@ from services.algorithms.ops.quantized_scan import (
     default_cells,
     vectors_coded,
 )
-from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, QueryStates
 
 # Absolute error allowance for products of denormal numbers.
 _SMALLEST = 1e-35
@@ -52,8 +52,7 @@ class Quantized(ScoredIndex):
 
     def __init__(
         self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
+        items: MolScorer,
         *,
         pool_size: int = 1,
         visit: Visit | None = None,
@@ -67,7 +66,7 @@ class Quantized(ScoredIndex):
         for more than one component pair, or sizes that disagree.
         """
         check_pool_size("pool_size", pool_size)
-        super().__init__(items, pair_gate)
+        super().__init__(items)
         if self.scorer.num_pairs != 1:
             raise ValueError(f"items make {self.scorer.num_pairs} pairs; allowed: 1, a plain dot product")
         self.pool_size, self.visit, self._codes = pool_size, visit, dict[str, RowCodes]()

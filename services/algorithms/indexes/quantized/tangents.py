@@ -40,7 +40,7 @@ from services.algorithms.ops.quantized_scan import (
     vectors_coded,
 )
 from services.algorithms.ops.top_rows import count_passing
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
 
@@ -74,8 +74,7 @@ class TangentIndex(ScoredIndex, ABC):
 
     def __init__(
         self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
+        items: MolScorer,
         *,
         pool_size: int,
         visit: Visit | None = None,
@@ -88,7 +87,7 @@ class TangentIndex(ScoredIndex, ABC):
         self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
         self._coder, self._parts = coder, dict[str, Callable[[], RowCodes]]()
         self._bytes_of_codes = 0
-        super().__init__(items, pair_gate)
+        super().__init__(items)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
         """An index with other sizes that shares this one's codes. Only this one counts them in `nbytes`."""

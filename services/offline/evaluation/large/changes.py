@@ -15,7 +15,7 @@ from services.algorithms.indexes.mutable.index import MERGE_SHARE, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.evaluation.common.timing import Times
 
 RATE = 1_000
@@ -44,7 +44,7 @@ def searched_while_changing(
     """
     wanted = parse_algorithm(algorithm)
 
-    def build(scorer: MolScorer, pair_gate: PairGate | None) -> Mapping[str, Index]:
+    def build(scorer: MolScorer) -> Mapping[str, Index]:
         index = make_index(wanted, scorer, codebooks=catalogue.codebooks)
         return {algorithm: index, _TRUTH: BruteForce(scorer)}
 
@@ -99,9 +99,9 @@ def _searched(index: MutableIndex, each: list[QueryStates], k: int, seconds: flo
     while time.monotonic() < end:
         query = each[number % len(each)]
         if number < len(each):
-            index.search(query, k)
+            index.version.search(query, k)
         else:
-            times.call(lambda one: index.search(one, k), query)
+            times.call(lambda one: index.version.search(one, k), query)
         number += 1
         time.sleep(_PAUSE_S)
     return times

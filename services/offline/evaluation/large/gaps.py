@@ -84,7 +84,7 @@ def _of_size(request: Request, catalogue: Bundle, asked: QueryStates) -> list[di
     truths = []
     for start in range(0, len(asked), _AT_ONCE):
         some = asked.take(slice(start, start + _AT_ONCE))
-        best = live.catalogue.index.search(some, K + 1, algorithm=TRUTH)
+        best = live.catalogue.index.version.search(some, K + 1, algorithm=TRUTH)
         truths += list(zip(best.item_ids, best.scores, strict=True))
     pool = next(name for name in names if name != "exact")
     kinds: list[tuple[str, str, float | None]] = [(f"{pool}, no gap", pool, None), ("exact", "exact", None)]

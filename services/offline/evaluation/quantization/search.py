@@ -18,6 +18,7 @@ import torch
 
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.faiss_indexes import inverted_fast_scan
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.fitted import QUICK
@@ -178,14 +179,14 @@ def _libraries(quick: bool, width: int) -> list[Callable[[FloatArray, int], Buil
 
 def _quantized(items: FloatArray, seed: int) -> Built:
     cells = CellScan(default_cells(*items.shape).coded(items, seed=seed), vectors=items)
-    states = ItemStates(components=items[:, None])
+    scorer = MolScorer(ItemStates(components=items[:, None]), None)
     shares = (0.06, 0.08, 0.1, 0.12, 0.14, 0.2, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0)
     probes = [max(1, round(share * cells.num_cells)) for share in shares]
     reaches = [Visit(probes=cells.num_cells, reach=reach) for reach in (0.7, 0.75, 0.8, 0.84, 0.88, 0.92, 0.96)]
     ladders = []
     for pool in (130, 160, 200, 250, 300, 400):
         for visits in ([Visit(probes=count) for count in probes], reaches):
-            indexes = [Quantized(states, pool_size=pool, visit=visit, cells=cells) for visit in visits]
+            indexes = [Quantized(scorer, pool_size=pool, visit=visit, cells=cells) for visit in visits]
             ladders.append(
                 [_of_index(f"probes={i.visit.probes} reach={i.visit.reach} pool={pool}", i) for i in indexes if i.visit]
             )
@@ -194,8 +195,8 @@ def _quantized(items: FloatArray, seed: int) -> Built:
 
 def _quantized_exact(items: FloatArray, seed: int) -> Built:
     num_cells = default_cells(*items.shape).num_cells
-    states = ItemStates(components=items[:, None])
-    index = Quantized(states, cells=Cells(num_cells=num_cells, bits=8), seed=seed)
+    scorer = MolScorer(ItemStates(components=items[:, None]), None)
+    index = Quantized(scorer, cells=Cells(num_cells=num_cells, bits=8), seed=seed)
     return Built(
         algorithm="quantized, proven exact",
         ladders=[[_of_index("8 bits, all cells", index)]],

@@ -8,6 +8,7 @@ from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import SHAPES, Scene
@@ -35,11 +36,11 @@ def test_answers_are_those_of_our_algorithms(scene: Scene) -> None:
     paper = Transcription(scene.items, scene.pair_gate)
     items, gate, queries = scene.items, scene.pair_gate, scene.queries
     both: list[tuple[Index, object]] = [
-        (BruteForce(items, gate), paper.brute_force(queries, 20)),
-        (TopKAvg(items, gate, pool_size=60), paper.top_k_avg(queries, 20, pool_size=60)),
-        (TopKPerEmbedding(items, gate, pool_size=5), paper.top_k_per_embedding(queries, 20, pool_size=5)),
+        (BruteForce(MolScorer(items, gate)), paper.brute_force(queries, 20)),
+        (TopKAvg(MolScorer(items, gate), pool_size=60), paper.top_k_avg(queries, 20, pool_size=60)),
+        (TopKPerEmbedding(MolScorer(items, gate), pool_size=5), paper.top_k_per_embedding(queries, 20, pool_size=5)),
         (
-            CombinedTopK(items, gate, pair_pool_size=2, average_pool_size=30),
+            CombinedTopK(MolScorer(items, gate), pair_pool_size=2, average_pool_size=30),
             paper.combined_top_k(queries, 20, pair_pool_size=2, average_pool_size=30),
         ),
     ]
