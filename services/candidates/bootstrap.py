@@ -21,8 +21,7 @@ from services.algorithms.indexes.by_name import Algorithm, make_indexes
 from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build
-from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, load_snapshot, snapshots
-from services.algorithms.indexes.mutable.snapshot_codes import HeldCodes
+from services.algorithms.indexes.mutable.snapshot import HeldCodes, Snapshot, SnapshotError, load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.ids import ItemIds

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
 
-from services.algorithms.indexes.mutable.similar import SimilarItems
+from services.algorithms.indexes.mutable.lookup import SimilarItems
 from services.algorithms.indexes.protocol import Certificate, Pass
 from services.algorithms.items.live_catalogue import Served
 from services.algorithms.rules.filters import ItemFilter

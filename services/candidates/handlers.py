@@ -11,7 +11,7 @@ from math import inf
 
 import numpy as np
 
-from services.algorithms.indexes.mutable.similar import components_of, similar_items
+from services.algorithms.indexes.mutable.lookup import components_of, similar_items
 from services.algorithms.indexes.protocol import Pass
 from services.algorithms.items.live_catalogue import LiveCatalogue, Served
 from services.algorithms.rules.filters import ItemFilter

@@ -56,7 +56,7 @@ def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) 
     """Return the catalogue with its last versions, without algorithms: items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
     return LiveCatalogue(
-        base, build=lambda items, pair_gate: {}, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot
+        base, build=lambda items: {}, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot
     )
 
 

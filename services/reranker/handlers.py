@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.algorithms.indexes.mutable.lookup import FoundItems, find_items
 from services.algorithms.indexes.protocol import ESTIMATE, Certificate, Scores, certificate
-from services.algorithms.indexes.ranking import order_by_score_then_id
+from services.algorithms.indexes.rescoring import order_by_score_then_id
 from services.algorithms.items.live_catalogue import NO_CHANGE, LiveCatalogue, Served
 from services.algorithms.rules.diversity import select
 from services.algorithms.rules.filters import ItemFilter

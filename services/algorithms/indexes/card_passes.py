@@ -21,8 +21,7 @@ from services.algorithms.indexes.passes import Answer, Found, Lists
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores
 from services.algorithms.indexes.rescoring import Rescored
 from services.algorithms.ops.grouped_top_k.device import best_of_groups
-from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
-from services.algorithms.ops.mol_scores.device_top_k import DeviceAnswer, exact_answer
+from services.algorithms.ops.mol_scores.device import DeviceAnswer, DeviceQueries, DeviceScorer, exact_answer
 from services.algorithms.ops.mol_scores.graphs import CapturedCalls
 from services.algorithms.scoring.states import FloatArray, QueryStates
 

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Scores
 from services.algorithms.ops.mol_scores import MolScorer, rounding
-from services.algorithms.scoring.silu import silu
-from services.algorithms.scoring.states import QueryStates
+from services.algorithms.scoring.states import QueryStates, silu
 
 DoubleArray = npt.NDArray[np.float64]
 

@@ -1,9 +1,9 @@
-"""The last step of every algorithm: the exact top K of a pool.
+"""The last step of every algorithm: the exact top K of a pool, and the order of scores; ties by item id.
 
 A float32 pass finds the K-th score; items within its error bound are re-evaluated in float64, and scores that float64
 cannot distinguish are ordered by item id.
 
-Letters: B queries, K results, n pool size (ragged: one per query).
+Letters: B queries, K results, X items, n pool size (ragged: one per query).
 """
 
 import time
@@ -14,10 +14,35 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Indices, Pass, Scores, empty_answer
-from services.algorithms.indexes.ranking import order_by_score_then_id
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.rounding import FLOAT64_PER_FLOAT32
+from services.algorithms.ops.top_rows import top_rows
 from services.algorithms.scoring.states import QueryStates
+
+
+def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float = 0.0) -> tuple[Indices, Scores]:
+    """Order n candidates by (-score, rank): positions (n,) and their scores (n,).
+
+    Scores connected by a chain of steps of at most `tolerance` count as equal: all get the largest.
+    """
+    order = np.lexsort((ranks, -scores))
+    ordered = scores[order]
+    if tolerance > 0 and len(ordered) > 1:
+        new_group = np.empty(len(ordered), dtype=bool)
+        new_group[0] = True
+        np.greater(ordered[:-1] - ordered[1:], tolerance, out=new_group[1:])
+        if not new_group.all():
+            starts = np.flatnonzero(new_group)
+            group = np.cumsum(new_group) - 1
+            ordered = ordered[starts][group]
+            order = order[np.lexsort((ranks[order], group))]
+    return order, ordered
+
+
+def best_rows(scores: npt.NDArray[np.float32], size: int) -> Indices:
+    """The `size` best rows of scores (X,), by (-score, row); never rows at -inf."""
+    rows = top_rows(scores[None], size, np.zeros(1))[0]
+    return rows[np.argsort(-scores[rows], kind="stable")[:size]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.scoring.silu import silu
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates, check_shapes
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates, check_shapes, silu
 
 Doubles = npt.NDArray[np.float64]
 

@@ -226,3 +226,9 @@ def check_shapes(queries: QueryStates, items: ItemStates, pair_gate: PairGate | 
 
 def _presence(there: bool) -> str:
     return "present" if there else "absent"
+
+
+def silu(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The gate's activation (arXiv:1702.03118): x / (1 + e**-x), elementwise."""
+    with np.errstate(over="ignore"):  # far below zero the exponential is infinite, the quotient correct
+        return np.asarray(x / (1 + np.exp(-x)))

@@ -13,7 +13,7 @@ import numpy as np
 
 from services.algorithms.indexes.mutable.lookup import find_items, score_error
 from services.algorithms.indexes.protocol import Certificate, Scores, certificate
-from services.algorithms.indexes.ranking import order_by_score_then_id
+from services.algorithms.indexes.rescoring import order_by_score_then_id
 from services.algorithms.items.live_catalogue import LiveCatalogue, Served
 from services.algorithms.pefa.votes import with_votes
 from services.algorithms.rules.filters import ItemFilter

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.item_table.attributes import AttributeRows, AttributeTable, no_attributes
-from services.algorithms.item_table.category_rows import CategoryRows
+from services.algorithms.item_table.categories import CategoryRows
 from services.algorithms.item_table.file import ByPopularity
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.attributes import Condition, Values

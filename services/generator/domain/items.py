@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.item_table.attributes import AttributeRows, AttributeTable, no_attributes
-from services.algorithms.item_table.categories import Categories
-from services.algorithms.item_table.category_rows import CategoryRows, Rows
+from services.algorithms.item_table.categories import Categories, CategoryRows, Rows
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import Condition, Kinds

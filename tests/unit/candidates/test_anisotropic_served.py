@@ -12,8 +12,8 @@ from retrieval_scene import make_bundle, make_items, make_queries
 from structlog.testing import capture_logs
 
 from services.algorithms.bundles.model_bundle import CODEBOOKS, Bundle
-from services.algorithms.indexes.mutable.merged_answer import Answer
 from services.algorithms.indexes.mutable.snapshot import snapshots
+from services.algorithms.indexes.mutable.version import Answer
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.scoring.states import QueryStates

@@ -13,7 +13,7 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic, FastScan
-from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
+from services.algorithms.indexes.quantized.codebooks import InvertedCodes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Visit
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates

@@ -13,8 +13,7 @@ from services.algorithms.ops.mol_bounds.items import Lanes
 from services.algorithms.ops.mol_bounds.tables import TURN
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.scoring.silu import silu
-from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates, silu
 
 LIBRARIES = native_builds("mol_bounds")
 EVERYWHERE = pytest.mark.parametrize("library", LIBRARIES)

@@ -7,7 +7,7 @@ from mutable_scene import CATEGORIES, MODEL, States
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
-from services.algorithms.indexes.mutable.similar import SimilarItems, components_of, similar_items
+from services.algorithms.indexes.mutable.lookup import SimilarItems, components_of, similar_items
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.rules.attributes import Comparison, Condition, Kind
 from services.algorithms.rules.filters import ItemFilter

@@ -13,8 +13,7 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 from services.algorithms.indexes.by_name import make_indexes, parse_algorithm
 from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
-from services.algorithms.indexes.mutable.snapshot import load_snapshot, write_snapshot
-from services.algorithms.indexes.mutable.snapshot_codes import HeldCodes, code_arrays
+from services.algorithms.indexes.mutable.snapshot import HeldCodes, code_arrays, load_snapshot, write_snapshot
 from services.algorithms.ops.quantized_scan import (
     Cells,
     CellScan,

@@ -22,8 +22,7 @@ from services.algorithms.indexes.protocol import (
     TopK,
     empty_answer,
 )
-from services.algorithms.indexes.ranking import best_rows
-from services.algorithms.indexes.rescoring import finish
+from services.algorithms.indexes.rescoring import best_rows, finish
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_averages
 from services.algorithms.ops.mol_scores import MolScorer

@@ -1,9 +1,11 @@
 """One immutable version of a mutable index, and searches of it.
 
 The main segment and coded delta blocks are searched by their algorithm, with removed rows masked out. The highest K-th
-score so far is the threshold for the other blocks, scored row by row.
+score so far is the threshold for the other blocks, scored row by row. The answer is the exact top K of the union, with
+one certificate per query: only a segment with an algorithm can have a gap, and its omitted items score at most its K-th
+score plus its gap.
 
-Letters: B queries, n rows of a segment.
+Letters: B queries, K results, n rows or candidates of a segment.
 """
 
 import time
@@ -12,24 +14,66 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.indexes.mutable.merged_answer import (
-    Answer,
-    PartialAnswer,
-    PoolAnswer,
-    as_partial,
-    merge_query,
-    merged_certificate,
-    tie_tolerance,
-)
 from services.algorithms.indexes.mutable.segment import Segment, SegmentItems
 from services.algorithms.indexes.mutable.segment_merge import Order, Source, order_by_id
-from services.algorithms.indexes.protocol import Index, Indices, Mask, Pass, Scores, TopK, check_request, empty_answer
-from services.algorithms.indexes.rescoring import within_reach
+from services.algorithms.indexes.protocol import (
+    ESTIMATE,
+    EXACT,
+    Certificate,
+    Index,
+    Indices,
+    Mask,
+    Pass,
+    Scores,
+    TopK,
+    certificate,
+    check_request,
+    empty_answer,
+)
+from services.algorithms.indexes.rescoring import order_by_score_then_id, within_reach
 from services.algorithms.rules.attributes import Codes, Kinds
 from services.algorithms.rules.filters import ItemFilter, passing
 from services.algorithms.scoring.states import ItemShape, QueryStates
 
 Wanted = tuple[ItemFilter | None, ...]  # one for all queries, or one per query; None: all items
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Answers to B queries in item ids, best first, ties by id, from one index version.
+
+    item_ids[b]: up to K ids. scores (B, K') with K' = min(K, items of the version), -inf beyond a shorter answer.
+    """
+
+    item_ids: tuple[tuple[str, ...], ...]
+    scores: Scores
+    certificates: tuple[Certificate, ...]
+    version: str
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolAnswer:
+    """First-stage pools of B queries in item ids, best first.
+
+    item_ids[b]: up to N ids. scores (B, N') with N' = min(N, items of the version), -inf beyond a smaller pool. bounds
+    (B,) as in Pool.
+    """
+
+    item_ids: tuple[tuple[str, ...], ...]
+    scores: Scores
+    bounds: Scores
+    version: str
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartialAnswer:
+    """A segment's candidates per query: rows (n,) and float64 scores (n,), with their error (B,)."""
+
+    segment: Segment
+    found: Sequence[tuple[Indices, Scores]]
+    error: Scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +147,7 @@ class Version:
                 continue
             tops.append(_named(segment, algorithm).search(queries, k, self.allowed(source, wanted), max_gap))
             error = segment.scorer.error_bounds_float64(queries)
-            parts.append(as_partial(segment, tops[-1], error))
+            parts.append(_as_partial(segment, tops[-1], error))
             if tops[-1].scores.shape[1] == k:
                 thresholds = np.maximum(thresholds, tops[-1].scores[:, k - 1] - 2 * error)
             if source is self.main:
@@ -111,12 +155,12 @@ class Version:
         item_ids, certificates = [], []
         _, scores = empty_answer(len(queries), min(k, self.num_items))
         for query in range(len(queries)):
-            tolerance = tie_tolerance(parts, query)
-            ids, best = merge_query(parts, query, k, tolerance)
+            tolerance = _tie_tolerance(parts, query)
+            ids, best = _merge_query(parts, query, k, tolerance)
             item_ids.append(ids)
             scores[query, : len(best)] = best
             answers = [(top.certificates[query], top.scores[query]) for top in tops]
-            certificates.append(merged_certificate(answers, best, k, tolerance))
+            certificates.append(_merged_certificate(answers, best, k, tolerance))
         delta = Pass("delta", time.perf_counter() - started, np.full(len(queries), touched, dtype=np.int64))
         return Answer(
             item_ids=tuple(item_ids),
@@ -166,9 +210,9 @@ class Version:
         item_ids = []
         _, out = empty_answer(len(queries), min(size, self.num_items))
         for query in range(len(queries)):
-            ids, best = merge_query(parts, query, size + 1, 0.0)
+            ids, best = _merge_query(parts, query, size + 1, 0.0)
             if len(ids) > size:  # the best omitted item bounds the others
-                bounds[query] = max(bounds[query], best[size] + tie_tolerance(parts, query) / 2)  # NaN stays NaN
+                bounds[query] = max(bounds[query], best[size] + _tie_tolerance(parts, query) / 2)  # NaN stays NaN
             item_ids.append(ids[:size])
             out[query, : len(best[:size])] = best[:size]
         return PoolAnswer(
@@ -256,3 +300,59 @@ def _named(segment: Segment, algorithm: str | None) -> Index:
     if algorithm not in indexes:
         raise ValueError(f"algorithm={algorithm!r} allowed: {', '.join(indexes)}")
     return indexes[algorithm]
+
+
+def _as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
+    counts = (top.item_indices >= 0).sum(axis=1).tolist()
+    found = [
+        (rows[:count], scores[:count]) for rows, scores, count in zip(top.item_indices, top.scores, counts, strict=True)
+    ]
+    return PartialAnswer(segment=segment, found=found, error=error)
+
+
+def _merge_query(
+    parts: Sequence[PartialAnswer], query: int, k: int, tolerance: float
+) -> tuple[tuple[str, ...], Scores]:
+    """One query's top `k` of several segments' candidates; scores within `tolerance` are ties.
+
+    The first part's candidates are ordered.
+    """
+    given = [(part.segment.rows.ids.strings, *part.found[query]) for part in parts if len(part.found[query][0])]
+    if not given:
+        return (), np.empty(0)
+    scores = np.concatenate([part_scores for _, _, part_scores in given])
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    if len(given) > 1 and (ordered[:-1] - ordered[1:] <= tolerance).any():
+        item_ids = [item_id for ids, rows, _ in given for item_id in ids.take(rows)]
+        ranks = np.empty(len(scores), dtype=np.int64)
+        ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
+        order, ordered = order_by_score_then_id(scores, ranks, tolerance=tolerance)
+    best = order[:k]
+    if len(given) == 1:
+        return tuple(given[0][0].take(given[0][1][best])), ordered[:k]
+    starts = np.cumsum([0, *(len(rows) for _, rows, _ in given)])
+    found = np.searchsorted(starts, best, side="right") - 1
+    out = np.empty(len(best), dtype=object)
+    for number, (ids, rows, _) in enumerate(given):
+        here = np.flatnonzero(found == number)
+        out[here] = ids.take(rows[best[here] - starts[number]])
+    return tuple(out.tolist()), ordered[:k]
+
+
+def _tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:
+    """The largest difference between computed values of equal scores of one query."""
+    return 2 * max((float(part.error[query]) for part in parts), default=0.0)
+
+
+def _merged_certificate(
+    answers: Sequence[tuple[Certificate, Scores]], scores: Scores, k: int, tolerance: float
+) -> Certificate:
+    """The certificate of the union with scores (n',), best first.
+
+    answers: certificate and scores (n,) of each segment with an algorithm.
+    """
+    if any(one.gap is None for one, _ in answers):
+        return ESTIMATE
+    bounds = [float(np.nextafter(own[k - 1] + one.gap, np.inf)) for one, own in answers if one.gap]
+    return certificate(bound=max(bounds), kth_score=float(scores[k - 1]) - tolerance) if bounds else EXACT

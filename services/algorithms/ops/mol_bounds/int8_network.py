@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.ops.mol_bounds.items import LEVELS, VECTOR, Lanes, bounded
-from services.algorithms.scoring.silu import silu
-from services.algorithms.scoring.states import PairGate
+from services.algorithms.scoring.states import PairGate, silu
 
 Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.algorithms.indexes.quantized.anisotropic import inverted_fast_scan
 from services.algorithms.indexes.quantized.dot_products import Quantized
-from services.algorithms.indexes.quantized.faiss_indexes import inverted_fast_scan
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates

@@ -10,12 +10,12 @@ from embedding_scene import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.indexes.quantized.faiss_indexes import (
+from services.algorithms.indexes.quantized.anisotropic import (
     inverted_fast_scan,
     inverted_index,
     rotating,
 )
-from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
+from services.algorithms.indexes.quantized.codebooks import InvertedCodes
 from services.offline.training.codebooks.inverted_file import train_inverted_file
 
 faiss = pytest.importorskip("faiss", reason="faiss is an optional extra")
