@@ -17,7 +17,7 @@ from freshet.v1 import candidates_pb2_grpc
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.by_name import Algorithm, make_indexes
+from services.algorithms.indexes.by_name import Algorithm, make_indexes, parse_algorithm
 from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build
@@ -32,7 +32,6 @@ from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Coder, vectors_coded
 from services.algorithms.pefa.votes import VotingIndex
-from services.candidates.choice import algorithms_for
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
 from services.candidates.handlers import Search
 from services.candidates.metrics import TRUTH, Audit, CandidatesMetrics
@@ -54,6 +53,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+_LARGE, _VERY_LARGE = 100_000, 3_000_000  # items
+
 
 def load_catalogue(settings: CandidatesSettings) -> Catalogue:
     """Load the shard's items. Raises: BundleError; MemoryError; ConfigError for a shard without items."""
@@ -73,6 +74,23 @@ def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
     if not len(rows):
         raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(shard)!r}: none of {len(item_ids)} items")
     return rows
+
+
+def algorithms_for(text: str, *, num_items: int, num_pairs: int) -> list[Algorithm]:
+    """Return the configured algorithms; for "auto" `exact`, and for a large catalogue also one over codes.
+
+    Raises: ValueError.
+    """
+    if text != "auto":
+        return [parse_algorithm(word) for word in text.split()]
+    exact = [parse_algorithm("exact")]
+    if num_items < _LARGE:
+        return exact
+    if num_pairs == 1:
+        # Exact too, from integer codes.
+        return [parse_algorithm("quantized(200)"), *exact]
+    pool_size = 4000 if num_items >= _VERY_LARGE else 2000
+    return [*exact, parse_algorithm(f"quantized_tangents({pool_size})")]
 
 
 def host_build(

@@ -43,7 +43,7 @@ class SearchResult:
     """The index's result: scores descending, ties by item id. bound: at stage FIRST. certificate: at stage FULL.
 
     passes: those of all attempts, with the batch's times and the number of items that this search read (1,). votes:
-    one per item, in similarity units; None if nothing votes.
+    one per item, in similarity units; None if nothing votes. model_share: lambda of the votes.
     """
 
     algorithm: str
@@ -54,7 +54,10 @@ class SearchResult:
     search_s: float
     passes: tuple[Pass, ...]
     served: Served
+    model_version: str
+    model_share: float = 1.0
     votes: list[float] | None = None
+    queue_s: float = 0.0
 
     def after(self, earlier: "SearchResult") -> "SearchResult":
         """Return the attempt with the smaller proven gap, with the time and passes of both."""
@@ -67,16 +70,6 @@ class SearchResult:
             search_s=earlier.search_s + self.search_s,
             passes=(*earlier.passes, *self.passes),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchAnswer:
-    """An answer. model_share: lambda of the votes."""
-
-    found: SearchResult
-    model_version: str
-    model_share: float
-    queue_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

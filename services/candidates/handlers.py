@@ -5,7 +5,8 @@ changes the catalogue.
 """
 
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -16,11 +17,9 @@ from services.algorithms.indexes.protocol import Pass
 from services.algorithms.items.live_catalogue import LiveCatalogue, Served
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import FloatArray, QueryStates
-from services.algorithms.scoring.voted_answers import ScoredItems, Votes, joined_answer, joined_pool, num_negative
-from services.candidates.choice import Choice
+from services.algorithms.scoring.voted_answers import voted_answers, voted_pools
 from services.candidates.domain import (
     IndexInfo,
-    SearchAnswer,
     SearchQuery,
     SearchResult,
     SimilarAnswer,
@@ -39,6 +38,14 @@ MAX_K = 10_000
 # Searches computed together; searches that may wait.
 MAX_BATCH, MAX_QUEUE = 32, 256
 _MEASURED_K = 100
+_SHARE = 0.1
+# Only chosen algorithms are measured. Others are tried again, since expected costs halve in so many seconds, unless the
+# last measured cost exceeds this share of the time left.
+_HALF_LIFE_S, _TRIED_SHARE = 30.0, 0.5
+_WEIGHT = 0.2
+# Classes of gaps with similar chances of a proof.
+_GAPS = (0.003, 0.01, 0.03, 0.1, 0.3)
+_LEAST_CHANCE = 0.01
 
 
 class Search:
@@ -92,17 +99,12 @@ class Search:
             shard=self.shard,
         )
 
-    async def __call__(self, search: SearchQuery) -> SearchAnswer:
+    async def __call__(self, search: SearchQuery) -> SearchResult:
         """Answer a search. Raises: InvalidRequest, PreconditionFailed for a state of another model, Overloaded."""
         self._check(search)
         found, queue_s = await self._batcher.submit(search)
         self._metrics.queue.observe(queue_s)
-        return SearchAnswer(
-            found=found,
-            model_version=self._catalogue.base.model_version,
-            model_share=self._votes.model_share,
-            queue_s=queue_s,
-        )
+        return replace(found, queue_s=queue_s)
 
     def explain_votes(self, asked: VotesQuery) -> ItemVotes:
         """Return the votes for an item. Raises: as a search."""
@@ -238,11 +240,14 @@ class Search:
         queries = _stack([search.query for search in searches])
         votes = self._votes.of(queries, searches)
         voted = time.perf_counter()
+        filters, share = [search.filter for search in searches], self._votes.model_share
+        bounds: list[float | None] = [None] * len(searches)
+        catalogue = self._catalogue
         if stage is Stage.FIRST:
-            joined, bounds, passes = self._pools(served, algorithm, k, searches, queries, votes)
+            joined, bounds, passes = voted_pools(catalogue, served, queries, k, filters, votes, algorithm)
         else:
-            joined, passes = self._answers(served, algorithm, k, max_gap, searches, queries, votes)
-            bounds = [None] * len(searches)
+            options = {"model_share": share, "max_gap": max_gap}
+            joined, passes = voted_answers(catalogue, served, queries, k, filters, votes, algorithm, **options)
         if votes is not None:
             asked = np.full(len(searches), self._votes.num_asked, dtype=np.int64)
             passes = (Pass("votes", voted - started, asked), *passes)
@@ -260,67 +265,15 @@ class Search:
                 search_s=seconds,
                 passes=tuple(replace(done, touched=done.touched[query : query + 1]) for done in passes),
                 served=served,
+                model_version=self._catalogue.base.model_version,
+                model_share=share,
                 votes=None if votes is None else [votes[query].get(item_id, 0.0) for item_id in one.item_ids],
             )
             answers.append(answer)
             if self._audit.wants():
                 own = None if votes is None else votes[query]
-                self._audit.offer(Answered(search=search, found=answer, votes=own, model_share=self._votes.model_share))
+                self._audit.offer(Answered(search=search, found=answer, votes=own))
         return answers
-
-    def _answers(
-        self,
-        served: Served,
-        algorithm: str,
-        k: int,
-        max_gap: float,
-        searches: Sequence[SearchQuery],
-        queries: QueryStates,
-        votes: Sequence[Votes] | None,
-    ) -> tuple[list[ScoredItems], tuple[Pass, ...]]:
-        more = 0 if votes is None else num_negative(votes)
-        wanted = [search.filter for search in searches]
-        top = served.version.search(queries, k + more, wanted, algorithm, max_gap)
-        joined = []
-        for query, (ids, scores, certificate) in enumerate(
-            zip(top.item_ids, top.scores, top.certificates, strict=True)
-        ):
-            one = ScoredItems(item_ids=list(ids), scores=scores[: len(ids)], certificate=certificate)
-            if votes is not None:
-                one = joined_answer(
-                    self._catalogue,
-                    served,
-                    queries,
-                    query,
-                    (one.item_ids, one.scores, certificate),
-                    votes[query],
-                    k=k,
-                    wanted=searches[query].filter,
-                    model_share=self._votes.model_share,
-                )
-            joined.append(one)
-        return joined, top.passes
-
-    def _pools(
-        self,
-        served: Served,
-        algorithm: str,
-        size: int,
-        searches: Sequence[SearchQuery],
-        queries: QueryStates,
-        votes: Sequence[Votes] | None,
-    ) -> tuple[list[ScoredItems], list[float | None], tuple[Pass, ...]]:
-        pool = served.version.first_stage(queries, size, [search.filter for search in searches], algorithm)
-        joined = []
-        for query, (ids, scores) in enumerate(zip(pool.item_ids, pool.scores, strict=True)):
-            one = ScoredItems(item_ids=list(ids), scores=scores[: len(ids)])
-            if votes is not None and votes[query]:
-                found = (one.item_ids, one.scores)
-                wanted = searches[query].filter
-                one = joined_pool(self._catalogue, served, queries, query, found, votes[query], wanted=wanted)
-            joined.append(one)
-        bounds = [None if np.isnan(bound) else float(bound) for bound in pool.bounds]
-        return joined, bounds, pool.passes
 
 
 def _stack(queries: Sequence[QueryStates]) -> QueryStates:
@@ -345,3 +298,59 @@ def _short_names(algorithms: Sequence[str]) -> dict[str, str]:
     bare = [name.partition("(")[0] for name in algorithms]
     names = {short: name for short, name in zip(bare, algorithms, strict=True) if bare.count(short) == 1}
     return {**names, **{name: name for name in algorithms}}
+
+
+class Choice:
+    """The algorithm of a search that names none: the first whose measured cost is at most a tenth of the time left.
+
+    Exact ones come before cheap ones, so an idle machine answers large catalogues exactly, a busy one cheaply.
+
+    To prove a gap, the first attempt uses the algorithm with the least cost divided by its measured chance of a proof.
+    It may use half of the time left (decision 091). Costs are per search. Not thread-safe.
+    """
+
+    def __init__(self, algorithms: Sequence[str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # Seconds per search (0: not measured), and the time of the measurement.
+        self._costs = {name: (0.0, clock()) for name in algorithms}
+        # The share of searches that proved their gap, by algorithm and class.
+        self._proofs: dict[tuple[str, int], float] = {}
+
+    def took(self, algorithm: str, seconds: float) -> None:
+        cost, _ = self._costs[algorithm]
+        self._costs[algorithm] = (cost + _WEIGHT * (seconds - cost) if cost else seconds, self._clock())
+
+    def proved(self, algorithm: str, max_gap: float, is_proven: bool) -> None:
+        kind = (algorithm, bisect_right(_GAPS, max_gap))
+        chance = self._proofs.get(kind, 1.0)
+        self._proofs[kind] = chance + _WEIGHT * (is_proven - chance)
+
+    def proving(
+        self, max_gap: float, deadline: float | None, num_searches: int, tried: Sequence[str] = ()
+    ) -> str | None:
+        """Return the best algorithm, except those `tried`, to prove the gap for `num_searches` together until
+        `deadline`; None if none is fast enough.
+        """
+        left = inf if deadline is None else max(0.0, deadline - self._clock()) / num_searches
+        gaps = bisect_right(_GAPS, max_gap)
+        costs = {
+            name: cost / max(_LEAST_CHANCE, self._proofs.get((name, gaps), 1.0))
+            for name, (cost, _) in self._costs.items()
+            if name not in tried and cost <= _TRIED_SHARE * left
+        }
+        return min(costs, key=costs.__getitem__, default=None)
+
+    def of(self, deadline: float | None, num_searches: int) -> str:
+        """Return the first algorithm that answers `num_searches` together within `_SHARE` of the time until `deadline`,
+        else the cheapest; without a deadline, the first.
+        """
+        now, cheapest = self._clock(), ("", float("inf"))
+        for name, (cost, measured) in self._costs.items():
+            if deadline is None:
+                return name
+            left = max(0.0, deadline - now) / num_searches
+            expected = cost * 0.5 ** ((now - measured) / _HALF_LIFE_S)
+            if expected <= _SHARE * left and cost <= _TRIED_SHARE * left:
+                return name
+            cheapest = min(cheapest, (name, cost), key=lambda one: one[1])
+        return cheapest[0]

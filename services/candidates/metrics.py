@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.algorithms.indexes.protocol import Pass, Scores
 from services.algorithms.items.live_catalogue import LiveCatalogue
-from services.algorithms.scoring.voted_answers import joined_answer, num_negative
+from services.algorithms.scoring.voted_answers import voted_answers
 from services.candidates.domain import IndexInfo, SearchQuery, SearchResult, Stage
 from services.catalogue.changes import CatalogueMetrics
 from services.platform.metrics import BATCH_BUCKETS, Figures
@@ -32,12 +32,11 @@ TRUTH = "truth"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """One live answer. votes: for each item, None if nothing votes. model_share: as in `SearchAnswer`."""
+    """One live answer. votes: for each item, None if nothing votes."""
 
     search: SearchQuery
     found: SearchResult
     votes: Mapping[str, float] | None = None
-    model_share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,25 +77,11 @@ def examine(catalogue: LiveCatalogue, answered: Answered) -> Finding:
 
 def _truth(catalogue: LiveCatalogue, answered: Answered, count: int) -> tuple[Sequence[str], Scores]:
     """Return the true best `count`: by final score for a FULL answer with votes, else by s."""
-    search, served = answered.search, answered.found.served
-    votes = answered.votes if search.stage is Stage.FULL else None
-    more = 0 if votes is None else num_negative([votes])
-    best = served.version.search(search.query, count + more, search.filter, TRUTH)
-    ids, scores = best.item_ids[0], best.scores[0][: len(best.item_ids[0])]
-    if votes is None:
-        return ids, scores
-    joined = joined_answer(
-        catalogue,
-        served,
-        search.query,
-        0,
-        (ids, scores, best.certificates[0]),
-        votes,
-        k=count,
-        wanted=search.filter,
-        model_share=answered.model_share,
-    )
-    return joined.item_ids, joined.scores
+    search, found = answered.search, answered.found
+    votes = [answered.votes] if answered.votes is not None and search.stage is Stage.FULL else None
+    filters, share = [search.filter], found.model_share
+    ((best,), _) = voted_answers(catalogue, found.served, search.query, count, filters, votes, TRUTH, model_share=share)
+    return best.item_ids, best.scores
 
 
 def _promise(answered: Answered) -> float | None:

@@ -11,7 +11,7 @@ from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.items.live_catalogue import Served
 from services.algorithms.scoring.packed_state import unpack_query_state
 from services.algorithms.scoring.states import FloatArray
-from services.candidates.domain import SearchAnswer, SearchQuery, Stage, VotesQuery
+from services.candidates.domain import SearchQuery, SearchResult, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.contracts.shards import Shard
 from services.contracts.wire import certificate_message, filter_of, index_freshness_message, unpacked, votes_message
@@ -41,10 +41,10 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
 
     async def Search(self, request: candidates_pb2.SearchRequest, context: Any) -> candidates_pb2.SearchResponse:
         self.check_ready()
-        answer = await self._search(_search_query(request))
+        found = await self._search(_search_query(request))
         if self._tracing.is_on:
-            self._tracing.link(self._applied_in(answer.found.served.position), "deltas")
-        return _response(answer, self._search.shard)
+            self._tracing.link(self._applied_in(found.served.position), "deltas")
+        return _response(found, self._search.shard)
 
     async def GetIndexInfo(
         self, request: candidates_pb2.GetIndexInfoRequest, context: Any
@@ -128,16 +128,15 @@ def _shard(shard: Shard, num_items: int = 0) -> candidates_pb2.Shard:
     return candidates_pb2.Shard(index=shard.index, count=shard.count, num_items=num_items)
 
 
-def _response(answer: SearchAnswer, shard: Shard) -> candidates_pb2.SearchResponse:
-    found = answer.found
+def _response(found: SearchResult, shard: Shard) -> candidates_pb2.SearchResponse:
     return candidates_pb2.SearchResponse(
         item_ids=found.item_ids,
         scores=found.scores,
         bound=found.bound,
         certificate=None if found.certificate is None else certificate_message(found.certificate),
-        model_version=answer.model_version,
+        model_version=found.model_version,
         index_version=found.served.name,
-        queue_ms=answer.queue_s * 1000,
+        queue_ms=found.queue_s * 1000,
         search_ms=found.search_s * 1000,
         algorithm=found.algorithm,
         passes=[
@@ -145,7 +144,7 @@ def _response(answer: SearchAnswer, shard: Shard) -> candidates_pb2.SearchRespon
             for one in found.passes
         ],
         votes=found.votes,
-        model_share=answer.model_share,
+        model_share=found.model_share,
         index_freshness=_freshness(found.served),
         shard=_shard(shard, found.served.version.num_items),
     )

@@ -55,9 +55,7 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
     """Return the catalogue with its last versions, without algorithms: items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
-    return LiveCatalogue(
-        base, build=lambda items: {}, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot
-    )
+    return LiveCatalogue(base, build=lambda items: {}, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot)
 
 
 async def run(settings: RerankerSettings) -> None:

@@ -546,7 +546,7 @@ class Environment(Target):
             assert found.kafka is not None
             assert found.redis
             if kind is CandidatesSettings:
-                from services.candidates.choice import algorithms_for
+                from services.candidates.bootstrap import algorithms_for
 
                 assert algorithms_for(found.algorithms, num_items=1, num_pairs=1)
 

@@ -6,13 +6,13 @@ item scores at most share * U if its s is at most U: certificates and bounds sta
 Letters: n items.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.algorithms.indexes.mutable.lookup import find_items, score_error
-from services.algorithms.indexes.protocol import Certificate, Scores, certificate
+from services.algorithms.indexes.protocol import Certificate, Pass, Scores, certificate
 from services.algorithms.indexes.rescoring import order_by_score_then_id
 from services.algorithms.items.live_catalogue import LiveCatalogue, Served
 from services.algorithms.pefa.votes import with_votes
@@ -31,74 +31,101 @@ class ScoredItems:
     certificate: Certificate | None = None
 
 
-def joined_answer(
+def voted_answers(
     catalogue: LiveCatalogue,
     served: Served,
     queries: QueryStates,
-    query: int,
-    found: tuple[Sequence[str], Scores, Certificate],
-    votes: Votes,
-    *,
     k: int,
-    wanted: ItemFilter,
-    model_share: float,
-) -> ScoredItems:
-    """The top `k` of the final scores, from the top of s (n' items with scores and certificate) and the votes.
-
-    The top of s must have `k` items without a negative vote, or all allowed items. If it is exact, so is the answer.
-    """
-    ids, scores, proof = found
-    joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
-    all_ids = [*ids, *joining.item_ids]
-    final = with_votes(np.concatenate([scores, joining.scores]), all_ids, votes, model_share)
-    error = model_share * score_error(served.version, queries, query)
-    order, ordered = order_by_score_then_id(final, id_ranks(all_ids), tolerance=2 * error)
-    if proof.gap:
-        kth = float(ordered[k - 1]) - 2 * error if len(ordered) >= k else None
-        bound = float(np.nextafter(model_share * (float(scores[-1]) + proof.gap), np.inf))
-        proof = certificate(bound=bound, kth_score=kth)
-    return ScoredItems(item_ids=[all_ids[row] for row in order[:k].tolist()], scores=ordered[:k], certificate=proof)
-
-
-def joined_pool(
-    catalogue: LiveCatalogue,
-    served: Served,
-    queries: QueryStates,
-    query: int,
-    found: tuple[Sequence[str], Scores],
-    votes: Votes,
+    filters: Sequence[ItemFilter],
+    votes: Sequence[Votes] | None,
+    algorithm: str | None = None,
     *,
-    wanted: ItemFilter,
-) -> ScoredItems:
-    """A first-stage pool and the voted items that pass, with s; it may exceed the requested size."""
-    ids, scores = found
-    joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
-    all_ids = [*ids, *joining.item_ids]
-    order, ordered = order_by_score_then_id(np.concatenate([scores, joining.scores]), id_ranks(all_ids), tolerance=0.0)
-    return ScoredItems(item_ids=[all_ids[row] for row in order.tolist()], scores=ordered)
+    model_share: float = 1.0,
+    max_gap: float = 0.0,
+) -> tuple[list[ScoredItems], tuple[Pass, ...]]:
+    """Each query's top `k` of the final scores, and the search's passes. If the top of s is exact, so is the answer.
+
+    filters, votes: one per query; votes None if nothing votes. Raises: as `Version.search`.
+    """
+    # The top of s needs `k` items without a negative vote.
+    more = max((sum(vote < 0 for vote in one.values()) for one in votes or ()), default=0)
+    top = served.version.search(queries, k + more, filters, algorithm, max_gap)
+    found = []
+    for query, (ids, scores, proof) in enumerate(zip(top.item_ids, top.scores, top.certificates, strict=True)):
+        one = ScoredItems(item_ids=list(ids), scores=scores[: len(ids)], certificate=proof)
+        if votes is not None:
+            joined = _joined(catalogue, served, queries, query, one, votes[query], filters[query])
+            one = _final(joined, served, queries, query, one, votes[query], k, model_share)
+        found.append(one)
+    return found, top.passes
 
 
-def num_negative(votes: Iterable[Votes]) -> int:
-    """The extra items an answer needs because of negative votes."""
-    return max((sum(vote < 0 for vote in one.values()) for one in votes), default=0)
+def voted_pools(
+    catalogue: LiveCatalogue,
+    served: Served,
+    queries: QueryStates,
+    size: int,
+    filters: Sequence[ItemFilter],
+    votes: Sequence[Votes] | None,
+    algorithm: str | None = None,
+) -> tuple[list[ScoredItems], list[float | None], tuple[Pass, ...]]:
+    """Each query's first-stage pool with the voted items that pass and s, bounds on other items, and the passes.
+
+    A pool may exceed `size`. Arguments and errors as of `voted_answers`.
+    """
+    pool = served.version.first_stage(queries, size, filters, algorithm)
+    found = []
+    for query, (ids, scores) in enumerate(zip(pool.item_ids, pool.scores, strict=True)):
+        one = ScoredItems(item_ids=list(ids), scores=scores[: len(ids)])
+        if votes is not None and votes[query]:
+            one = _joined(catalogue, served, queries, query, one, votes[query], filters[query])
+            order, ordered = order_by_score_then_id(one.scores, id_ranks(one.item_ids), tolerance=0.0)
+            one = ScoredItems(item_ids=[one.item_ids[row] for row in order.tolist()], scores=ordered)
+        found.append(one)
+    return found, [None if np.isnan(bound) else float(bound) for bound in pool.bounds], pool.passes
 
 
-def _joining(
+def _joined(
     catalogue: LiveCatalogue,
     served: Served,
     queries: QueryStates,
     query: int,
-    ids: Sequence[str],
+    found: ScoredItems,
     votes: Votes,
     wanted: ItemFilter,
 ) -> ScoredItems:
-    there = frozenset(ids)
+    """The found items, then the other voted ones that pass, with s."""
+    there = frozenset(found.item_ids)
     others = [item_id for item_id in votes if item_id not in there]
     if not wanted.is_open:
         passes = catalogue.passing(wanted, others)
         others = [item_id for item_id, one in zip(others, passes.tolist(), strict=True) if one]
     items = find_items(served.version, others)
-    return ScoredItems(item_ids=list(items.item_ids), scores=items.scores(queries, query))
+    scores = np.concatenate([found.scores, items.scores(queries, query)])
+    return ScoredItems(item_ids=[*found.item_ids, *items.item_ids], scores=scores)
+
+
+def _final(
+    joined: ScoredItems,
+    served: Served,
+    queries: QueryStates,
+    query: int,
+    found: ScoredItems,
+    votes: Votes,
+    k: int,
+    model_share: float,
+) -> ScoredItems:
+    """The top `k` by final score of the joined items; `found`: the top of s."""
+    final = with_votes(joined.scores, joined.item_ids, votes, model_share)
+    error = model_share * score_error(served.version, queries, query)
+    order, ordered = order_by_score_then_id(final, id_ranks(joined.item_ids), tolerance=2 * error)
+    proof = found.certificate
+    if proof is not None and proof.gap:
+        kth = float(ordered[k - 1]) - 2 * error if len(ordered) >= k else None
+        bound = float(np.nextafter(model_share * (float(found.scores[-1]) + proof.gap), np.inf))
+        proof = certificate(bound=bound, kth_score=kth)
+    ids = [joined.item_ids[row] for row in order[:k].tolist()]
+    return ScoredItems(item_ids=ids, scores=ordered[:k], certificate=proof)
 
 
 def id_ranks(item_ids: Sequence[str]) -> np.ndarray:

@@ -18,7 +18,7 @@ from services.algorithms.pefa.policy import NEW_ITEM_SHARE, PAPER
 from services.algorithms.pefa.query_feedback import Click, Encode, QueryFeedback, SourcePosition
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.states import FloatArray, QueryStates
-from services.algorithms.scoring.voted_answers import joined_answer, num_negative
+from services.algorithms.scoring.voted_answers import voted_answers
 from services.contracts.topics.attributions import ForgetUpTo, Undo
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem
@@ -101,21 +101,10 @@ class TextMol:
             queries = QueryStates(components=states[positions])
             votes = self._votes.votes(queries, NEIGHBOURS)
             filters = [asked[position].filter for position in positions]
-            top = served.version.search(queries, k + num_negative(votes), filters)
-            for row, position in enumerate(positions):
-                found = (top.item_ids[row], top.scores[row][: len(top.item_ids[row])], top.certificates[row])
-                joined = joined_answer(
-                    self.live,
-                    served,
-                    queries,
-                    row,
-                    found,
-                    votes[row],
-                    k=k,
-                    wanted=filters[row],
-                    model_share=MODEL_SHARE if len(self._votes) else 1.0,
-                )
-                answers[position] = Scored(item_ids=joined.item_ids, scores=joined.scores.tolist())
+            share = MODEL_SHARE if len(self._votes) else 1.0
+            found, _ = voted_answers(self.live, served, queries, k, filters, votes, model_share=share)
+            for position, one in zip(positions, found, strict=True):
+                answers[position] = Scored(item_ids=one.item_ids, scores=one.scores.tolist())
         return answers
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:

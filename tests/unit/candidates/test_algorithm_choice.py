@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.candidates.choice import Choice, algorithms_for
+from services.candidates.bootstrap import algorithms_for
+from services.candidates.handlers import Choice
 
 
 class Clock:

@@ -51,6 +51,7 @@ def answer(
             search_s=0.0,
             passes=(),
             served=CATALOGUE.served,
+            model_version="m",
         ),
     )
 

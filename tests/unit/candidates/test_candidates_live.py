@@ -22,7 +22,7 @@ from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.filters import ItemFilter
-from services.algorithms.scoring.voted_answers import joined_answer, joined_pool, num_negative
+from services.algorithms.scoring.voted_answers import voted_answers, voted_pools
 from services.candidates.bootstrap import host_build, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, SearchResult, Stage
@@ -278,9 +278,8 @@ def test_a_joined_answer_keeps_its_certificate_against_every_item(
     votes: dict[str, float], share: float, k: int, denied: list[str], algorithm: str
 ) -> None:
     wanted, served = ItemFilter(deny_item_ids=denied), CATALOGUE.served
-    top = CATALOGUE.index.version.search(QUERY, k + num_negative([votes]), wanted, algorithm=algorithm)
-    found = (top.item_ids[0], top.scores[0][: len(top.item_ids[0])], top.certificates[0])
-    joined = joined_answer(CATALOGUE, served, QUERY, 0, found, votes, k=k, wanted=wanted, model_share=share)
+    asked: tuple[Any, ...] = (CATALOGUE, served, QUERY, k, [wanted], [votes])
+    ((joined,), _) = voted_answers(*asked, algorithm, model_share=share)
     final = {
         item_id: share * S[row] + (1 - share) * votes.get(item_id, 0.0)
         for row, item_id in enumerate(IDS)
@@ -297,9 +296,7 @@ def test_a_joined_answer_keeps_its_certificate_against_every_item(
         left_out = [s for item_id, s in final.items() if item_id not in joined.item_ids]
         assert max(left_out) <= joined.scores[-1] + joined.certificate.gap + 1e-12
     pool = CATALOGUE.index.version.first_stage(QUERY, k, wanted, algorithm=algorithm)
-    voted = joined_pool(
-        CATALOGUE, served, QUERY, 0, (pool.item_ids[0], pool.scores[0][: len(pool.item_ids[0])]), votes, wanted=wanted
-    )
+    ((voted,), _, _) = voted_pools(*asked, algorithm)
     assert {*pool.item_ids[0], *votes} - {"unknown"} - set(denied) == set(voted.item_ids)
     finding = examine(
         CATALOGUE,
@@ -308,8 +305,9 @@ def test_a_joined_answer_keeps_its_certificate_against_every_item(
             found=SearchResult(
                 algorithm=algorithm, item_ids=joined.item_ids, scores=joined.scores.tolist(), bound=None,
                 certificate=joined.certificate, search_s=0.0, passes=(), served=served,
+                model_version="m", model_share=share,
             ),
-            votes=votes, model_share=share,
+            votes=votes,
         ),
     )  # fmt: skip
     assert finding.held is not False or finding.true <= (finding.promised or 0) + 1e-12

@@ -17,8 +17,7 @@ from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import QueryStates
-from services.candidates.bootstrap import Live, load_catalogue, make_live
-from services.candidates.choice import algorithms_for
+from services.candidates.bootstrap import Live, algorithms_for, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, SearchResult, Stage
 from services.candidates.metrics import TRUTH, CandidatesMetrics
