@@ -15,7 +15,6 @@ FUNCTIONS = {
     "offline/training/run.py run_training": "the order of a training, a call a step",
 }
 FILES = {
-    "algorithms/indexes/mutable/index.py": "one writer's lock",
     "algorithms/items/live_catalogue.py": "one writer's lock",
     "client/freshet_client/testing.py": "one gateway in memory: a method for each RPC",
     "offline/evaluation/quality/table.py": "one comparison: what runs, in which order, and its verdicts",

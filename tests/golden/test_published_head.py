@@ -9,6 +9,7 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.training.loss import mutual_information
@@ -110,7 +111,7 @@ def test_top_k_classes_find_the_published_items_and_scores(name: str, options: d
         "combined": CombinedTopK,
     }
     items = ItemStates(components=floats["item_components"], gate=floats["item_gate"])
-    index = kinds[name](items, pair_gate_of(values), **options)
+    index = kinds[name](MolScorer(items, pair_gate_of(values)), **options)
     queries = QueryStates(components=floats["query_components"], gate=floats["query_gate"])
     wanted = values[f"{name}_ids"].numpy()
     answer = index.search(queries, wanted.shape[1])

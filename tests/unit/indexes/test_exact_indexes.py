@@ -128,7 +128,7 @@ def test_a_build_over_a_block_of_the_delta_neither_inherits_nor_leaves_timings()
     main = build(scorer)["exact"]
     for _ in range(6):
         main.search(queries, 10)
-    block = build(small, gate)["exact"]
+    block = build(small)["exact"]
     assert isinstance(main, Exact)
     assert isinstance(block, Exact)
     assert block.chosen(batch=5, k=10) is None
