@@ -1,20 +1,49 @@
-"""Interactions, requests as bytes for the compiled sender, and users' first events."""
+"""Calls to the gateway: its stub, interactions and requests (as bytes for the compiled sender), and reading answers."""
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from freshet.v1 import events_pb2, gateway_pb2
+from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from .compiled import OK, PlannedCall, SenderError, send
+from .engine import Stream
+from .open_loop import FloatArray
 from .population import Draws, Population
+from .results import Outcome
 
+_STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
 _SERVICE = "/freshet.v1.GatewayService/"
 RECOMMEND, RECORD, SEARCH = f"{_SERVICE}Recommend", f"{_SERVICE}RecordInteractions", f"{_SERVICE}Search"
 HEALTH = "/grpc.health.v1.Health/Check"
 # Events of each user before the measurement, events per call, calls per second.
 _FIRST_EVENTS, _TOGETHER, _CALLS_PER_S = 3, 50, 6
+
+
+def gateway(channel: Any) -> Any:
+    """Return the gateway's stub on a channel."""
+    return gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+def streams(rows: Mapping[str, tuple[FloatArray, Callable[[], Outcome]]]) -> list[Stream]:
+    """Return a stream for each row of due times and call, by name; rows without due times are omitted."""
+    return [Stream(name=name, arrivals_s=due_s, call=call) for name, (due_s, call) in rows.items() if len(due_s)]
+
+
+def degradations(answer: Any) -> list[str]:
+    """Return the names of the answer's degradations."""
+    return [gateway_pb2.Degradation.Name(mark).removeprefix("DEGRADATION_") for mark in answer.degradations]
+
+
+def recommended(answer: gateway_pb2.RecommendResponse, counts: Sequence[str] = ()) -> Outcome:
+    """Return stage times and degradations of a Recommend's answer."""
+    return Outcome(
+        stages_ms={stage: getattr(answer.stage_times, f"{stage}_ms") for stage in _STAGES},
+        degradations=degradations(answer),
+        counts=counts,
+    )
 
 
 def interaction(

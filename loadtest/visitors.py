@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 
-from loadtest.calls import gateway, recommended, streams
 from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, FloatArray, arrivals
 from loadtest.options import Option, add_items, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items, read_users
-from loadtest.requests import interaction
+from loadtest.requests import gateway, interaction, recommended, streams
 from loadtest.results import Outcome
 
 # Parts of a run: (share of its length, factor of the rate).

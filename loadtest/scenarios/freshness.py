@@ -25,14 +25,13 @@ import numpy as np
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 
 from loadtest import contract
-from loadtest.calls import gateway, recommended, streams
 from loadtest.contract import ProbeBoard
 from loadtest.engine import LoadPlan
 from loadtest.machine import processes
 from loadtest.open_loop import FloatArray, arrivals
 from loadtest.options import Option, add_items, add_options, add_state, check_options
 from loadtest.population import Draws, Population, neighbourhoods, read_items, read_vectors
-from loadtest.requests import interaction
+from loadtest.requests import gateway, interaction, recommended, streams
 from loadtest.results import Conclusion, Outcome, RunResults, SetUpError
 from loadtest.windows import Window, interleaved, percentile_per_window
 

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 from freshet.v1 import gateway_pb2
 
-from loadtest.calls import degradations, gateway, streams
 from loadtest.contract import at_most, p99_s
 from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, arrivals
 from loadtest.options import Option, add_items, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items, title_words
-from loadtest.requests import interaction
+from loadtest.requests import degradations, gateway, interaction, streams
 from loadtest.results import OK, Claim, Conclusion, Outcome, RunResults, SetUpError, percentiles_ms
 
 SUMMARY = "items by words at a constant rate; a click has to change the next answer"
