@@ -7,7 +7,6 @@ Letters: X items, B held-out queries, d width.
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ class EmbeddingSource:
     """The environment that names the data folders, and a progress callback."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    progress: Callable[[str, int, int], None] | None = None
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
 
     def file(self, name: str) -> Path:
         """Return a file of the data folders. Raises: ValueError listing the searched folders."""
@@ -70,14 +69,13 @@ def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArra
     if path.is_file():
         vectors: FloatArray = np.load(path, mmap_mode="r")
     else:
-        report = source.progress
-
-        def progress(done: int) -> None:
-            if report is not None:
-                report("MiniLM vectors", done, len(texts))
-
-        vectors = MiniLM(model_folder()).encode(texts, progress=progress)
-        _keep(vectors, path)
+        vectors = MiniLM(model_folder()).encode(
+            texts, progress=lambda done: source.progress("MiniLM vectors", done, len(texts))
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{os.getpid()}-{path.name}")  # so that an interrupted run leaves no partial file
+        np.save(aside, vectors)
+        aside.replace(path)
     if vectors.shape != (len(texts), WIDTH):
         raise ValueError(f"{path} has shape {vectors.shape}; expected {(len(texts), WIDTH)}; delete it")
     return vectors
@@ -99,15 +97,3 @@ def _split(
     order = np.random.default_rng(seed).permutation(len(vectors))
     items = np.sort(order[apart:][:num_items])
     return EmbeddingSet(name=name, items=vectors[items], queries=vectors[order[:num_queries]])
-
-
-def _keep(vectors: FloatArray, path: Path) -> None:
-    """Write to a temporary file and rename it, so that an interrupted run leaves no partial file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            np.save(out, vectors)
-        Path(aside).replace(path)
-    finally:
-        Path(aside).unlink(missing_ok=True)

@@ -91,23 +91,21 @@ def rows(
 
     Raises: ValueError for an unknown shape; RuntimeError without a GPU.
     """
+    shapes = [shape_named(name) for name in names]
     if device == "cpu":
-        card = Card(device=torch.device("cpu"), rates=STAND_IN, clock=wall_clock)
-        for name in names:
-            shape = shape_named(name)
-            shape = replace(shape, num_items=min(shape.num_items, _TRIED_ITEMS))
-            yield from shape_rows(shape, card, batches, seed=seed, quick=True, say=say)
-        return
-    if not torch.cuda.is_available():
+        card, quick = Card(device=torch.device("cpu"), rates=STAND_IN, clock=wall_clock), True
+        shapes = [replace(one, num_items=min(one.num_items, _TRIED_ITEMS)) for one in shapes]
+    elif not torch.cuda.is_available():
         raise RuntimeError(NO_CARD)
-    rates = measure_card()
-    card = Card(device=torch.device("cuda"), rates=rates, clock=cuda_events)
-    say(
-        f"{torch.cuda.get_device_name()}: {2e-12 * rates.multiply_adds:.0f} TFLOP/s in float16, "
-        f"{1e-12 * rates.exponentials:.2f} T exponentials/s, {1e-12 * rates.bytes_moved:.2f} TB/s copied"
-    )
-    for name in names:
-        yield from shape_rows(shape_named(name), card, batches, seed=seed, quick=quick, say=say)
+    else:
+        rates = measure_card()
+        card = Card(device=torch.device("cuda"), rates=rates, clock=cuda_events)
+        say(
+            f"{torch.cuda.get_device_name()}: {2e-12 * rates.multiply_adds:.0f} TFLOP/s in float16, "
+            f"{1e-12 * rates.exponentials:.2f} T exponentials/s, {1e-12 * rates.bytes_moved:.2f} TB/s copied"
+        )
+    for shape in shapes:
+        yield from shape_rows(shape, card, batches, seed=seed, quick=quick, say=say)
 
 
 def shape_rows(
