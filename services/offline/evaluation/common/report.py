@@ -6,7 +6,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,14 @@ def cell(value: Any, spec: str = "") -> str:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """Return a table per set of columns."""
+    """Return a Markdown table per set of columns."""
     lines: list[str] = []
     for names in dict.fromkeys(map(tuple, rows)):
-        lines += [*markdown(names, ([cell(row[name]) for name in names] for row in rows if tuple(row) == names)), ""]
+        shown = [[name.replace("_", " ") for name in names]]
+        shown += [[cell(row[name]) for name in names] for row in rows if tuple(row) == names]
+        header, *body = ["| " + " | ".join(line) + " |" for line in shown]
+        lines += [header, "|" + "---|" * len(names), *body, ""]
     return lines
-
-
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    """Return a Markdown table."""
-    return [
-        "| " + " | ".join(name.replace("_", " ") for name in header) + " |",
-        "|" + "---|" * len(header),
-        *("| " + " | ".join(line) + " |" for line in lines),
-    ]
 
 
 _TEMPLATES = Environment(
