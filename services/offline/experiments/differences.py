@@ -106,9 +106,8 @@ def differences(
         if (one := difference(metrics[metric][control], metrics[metric][arm], alpha=level, tuned_for=tuned_for))
         is not None
     }
-    names = {f"{metric}\0{arm}": (metric, arm) for metric, arm in found}
-    adjusted = holm({name: found[key].estimate.p_value for name, key in names.items()})
-    return {key: replace(found[key], adjusted=adjusted[name]) for name, key in names.items()}
+    adjusted = holm({key: one.estimate.p_value for key, one in found.items()})
+    return {key: replace(one, adjusted=adjusted[key]) for key, one in found.items()}
 
 
 def preference(

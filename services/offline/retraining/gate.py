@@ -126,11 +126,11 @@ def _verdict(compared: Sequence[Compared], time_ratio: float, bytes_ratio: float
             f"hit rate at 10 {overall.new:.4f}, the serving model's {overall.serving:.4f}: it may lose "
             f"{-overall.difference[1]:.4f}; allowed: {MARGIN:.0%}, {MARGIN * overall.serving:.4f}"
         )
-    worse = holm({str(number): part.p_worse for number, part in enumerate(parts)})
+    worse = holm({number: part.p_worse for number, part in enumerate(parts)})
     held_back += [
         f"{part.question}, {part.stratum}: {part.new:.4f}, the serving model's {part.serving:.4f}, worse beyond doubt"
         for number, part in enumerate(parts)
-        if worse[str(number)] < LEVEL
+        if worse[number] < LEVEL
     ]
     for name, ratio in (("processor time", time_ratio), ("bytes", bytes_ratio)):
         if ratio > MAX_COST:

@@ -52,11 +52,11 @@ def compare(
     segment_masks = {number: masks[row["question"], row["segment"]] for number, row in enumerate(kinds)}
     hits = {name: gains(found[None], "hr@10") for name, found in ranks.items()}
     p_values = {
-        str(number): paired_difference(hits["b"][:, mask], hits["a"][:, mask], users=users[mask]).p_value
+        number: paired_difference(hits["b"][:, mask], hits["a"][:, mask], users=users[mask]).p_value
         for number, mask in segment_masks.items()
     }
     for number, adjusted in holm(p_values).items():
-        kinds[int(number)] |= {"p_value": round(adjusted, 5), "differs": adjusted < LEVEL}
+        kinds[number] |= {"p_value": round(adjusted, 5), "differs": adjusted < LEVEL}
     return {
         **{
             name: {"bundle": str(bundle.path), "model_version": bundle.model_version}

@@ -8,6 +8,7 @@ Letters: S seeds, E events, R replicates.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from services.offline.evaluation.engine.metrics import Ranks, gains
 
 Values = npt.NDArray[np.float64]
+Key = TypeVar("Key")
 Interval = list[float]  # mean, low, high of a 95 % interval over events
 
 REPLICATES = 2000
@@ -125,9 +127,9 @@ def _mean(values: Values, rng: np.random.Generator, events: Values) -> float:
     return float((values[seeds] @ events).mean())
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return name -> p-value adjusted by Holm's step-down correction (Holm, 1979)."""
-    adjusted: dict[str, float] = {}
+def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
+    """Return key -> p-value adjusted by Holm's step-down correction (Holm, 1979)."""
+    adjusted: dict[Key, float] = {}
     highest = 0.0
     for rank, (name, value) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
         highest = max(highest, min(1.0, value * (len(p_values) - rank)))

@@ -493,6 +493,6 @@ def correct(sections: Sequence[dict[str, Any]]) -> None:
     for verdict in (verdict for section in sections for verdict in section["verdicts"]):
         groups.setdefault((family(verdict["question"]), verdict["metric"]), []).append(verdict)
     for verdicts in groups.values():
-        adjusted = holm({str(number): verdict["p_value"] for number, verdict in enumerate(verdicts)})
+        adjusted = holm({number: verdict["p_value"] for number, verdict in enumerate(verdicts)})
         for number, verdict in enumerate(verdicts):
-            verdict["holm"] = round(adjusted[str(number)], 5)
+            verdict["holm"] = round(adjusted[number], 5)
