@@ -1,1 +1,1 @@
-"""Data of retrieval benchmarks: sizes, generated catalogues fitted to trained models, and trained bundles."""
+"""Data of retrieval benchmarks: sizes, and generated catalogues fitted to trained models."""

@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.protocol import TopK, take_queries
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
+from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import SHAPES, SYNTHETIC, IntArray, Scene, Shape
-from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, Say, filled, report_of, written
 from services.offline.evaluation.common.roofline import Algorithm, Rates, measure_rates
@@ -35,7 +36,11 @@ from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.retrieval.algorithms import RESULTS, TRANSCRIPTION, algorithms
 from services.offline.evaluation.retrieval.proof import prove
 from services.offline.evaluation.retrieval.transcription import Transcription
+from services.offline.training.bundling import load_model
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
+from services.offline.training.evaluation import states_before
+from services.offline.training.models.sequential import SequentialModel
+from services.offline.training.sequences import Histories
 
 Row = dict[str, Any]
 
@@ -165,12 +170,11 @@ class _Run:
                 if isinstance(index, Exact):
                     _settle(index, self._scene.queries, batch)
                 times, answers = _timed(index.search, self._scene.queries, batch, self._plan.seconds, every_query=True)
-                touched, milliseconds = _passes(answers)
+                touched = _touched(answers)
                 found = np.concatenate([one.item_indices for one in answers])
                 yield self._row(algorithm, batch, times, found, touched) | {
                     "exact": float(np.mean([one.kind == "exact" for each in answers for one in each.certificates])),
                     "touched": touched,
-                    "passes_ms": milliseconds,
                     "bytes_per_item": index.nbytes / len(self._scene.items),
                 }
             del index
@@ -260,15 +264,12 @@ def _settle(index: Exact, queries: QueryStates, batch: int) -> None:
         index.search(take_queries(queries, start, start + batch), RESULTS)
 
 
-def _passes(answers: list[TopK]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return each pass's mean touched items per query and milliseconds per call; equal names add up."""
+def _touched(answers: list[TopK]) -> dict[str, float]:
+    """Return each pass's mean touched items per query; equal names add up."""
     touched: dict[str, list[float]] = {}
-    seconds: dict[str, float] = {}
     for one in itertools.chain.from_iterable(answer.passes for answer in answers):
         touched.setdefault(one.name, []).extend(one.touched.tolist())
-        seconds[one.name] = seconds.get(one.name, 0.0) + one.seconds
-    milliseconds = {name: round(1e3 * total / len(answers), 3) for name, total in seconds.items()}
-    return {name: round(float(np.mean(values)), 1) for name, values in touched.items()}, milliseconds
+    return {name: round(float(np.mean(values)), 1) for name, values in touched.items()}
 
 
 def _hits(found: IntArray, labels: npt.NDArray[np.int64]) -> float:
@@ -280,3 +281,44 @@ def _scene(plan: Plan, seed: int, bundle: Path | None) -> Scene:
     if bundle is None:
         return generate(plan.shape, num_queries=plan.num_queries, seed=seed)
     return trained_scene(bundle, num_queries=plan.num_queries, seed=seed)
+
+
+def trained_scene(path: Path, *, num_queries: int, seed: int) -> Scene:
+    """Return a bundle's items with the states of at most `num_queries` of its users, drawn by `seed`.
+
+    Raises: BundleError; ValueError if the data has other items or no user with two events.
+    """
+    bundle = load_bundle(path)
+    name = str(bundle.manifest.data.get("name", ""))
+    interactions = load_dataset(name)
+    if interactions.item_ids != bundle.item_ids:
+        raise ValueError(
+            f"dataset={name!r} has {interactions.num_items} items; {path} was trained on {bundle.num_items} others"
+        )
+    queries, labels = query_states(load_model(bundle), bundle, interactions, num_queries=num_queries, seed=seed)
+    return Scene(
+        name=f"{path.name} as trained",
+        items=bundle.item_states,
+        queries=queries,
+        pair_gate=bundle.pair_gate,
+        label_draws=labels[:, None],
+    )
+
+
+def query_states(
+    model: SequentialModel, bundle: Bundle, interactions: Interactions, *, num_queries: int, seed: int
+) -> tuple[QueryStates, IntArray]:
+    """Return states before the last events of drawn users, and those events' items (B,).
+
+    Raises: ValueError if nobody has two events.
+    """
+    histories = Histories.of(interactions)
+    able = np.flatnonzero(np.diff(histories.offsets) >= 2)
+    if not len(able):
+        raise ValueError(f"no user of {interactions.name} has two events; a query needs one and a label")
+    chosen = np.sort(np.random.default_rng(seed).permutation(able)[:num_queries])
+    last = histories.offsets[chosen + 1] - 1
+    index = None
+    if model.encoder_shape.uses_user_index:
+        index = np.array([bundle.user_index.get(user_id, -1) for user_id in interactions.user_ids], dtype=np.int64)
+    return states_before(model, histories, last, chosen, index), histories.items[last].astype(np.int64)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.offline.evaluation.generation.locality import locality_order
+from services.offline.evaluation.generation.world import locality_order
 
 
 def test_the_order_of_phrases_is_an_order_that_keeps_padding_and_puts_sets_together() -> None:
