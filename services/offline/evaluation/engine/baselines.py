@@ -33,8 +33,6 @@ class Baseline(EventScorer, Protocol):
     Histories to score have the vocabulary of the training events. Every event to score needs an earlier one.
     """
 
-    name: str
-
     def fit(self, train: Interactions) -> None:
         """Learn from these events only."""
 
@@ -43,7 +41,6 @@ class Baseline(EventScorer, Protocol):
 class Popularity:
     """Items by their number of training events."""
 
-    name: str = "popularity"
     _counts: FloatArray = field(init=False, repr=False)
 
     def fit(self, train: Interactions) -> None:
@@ -63,7 +60,6 @@ class RecentPopularity:
 
     days: float = 30.0
     events: int = 3
-    name: str = "popularity of the last days"
     _train: Interactions = field(init=False, repr=False)
     _tie_break: FloatArray = field(init=False, repr=False)
 
@@ -94,7 +90,6 @@ class RecentPopularity:
 class ServedNeighbours:
     """A bundle's item neighbours without its model; items without a vote follow by popularity."""
 
-    name: str = "item neighbours"
     _neighbours: ItemNeighbours = field(init=False, repr=False)
     _counts: FloatArray = field(init=False, repr=False)
 
@@ -117,7 +112,6 @@ class ItemKnn:
     weights: str = "tf-idf"
     neighbours: int = 200
     recency: float = 1.0
-    name: str = "item-kNN"
     _similarity: Any = field(init=False, repr=False)
     _counts: FloatArray = field(init=False, repr=False)
 
@@ -159,7 +153,6 @@ class SessionNeighbours:
     window: int = 9
     session_events: int = 50
     pause_hours: float = 24.0
-    name: str = "session-kNN"
     _counts: FloatArray = field(init=False, repr=False)
     _idf: FloatArray = field(init=False, repr=False)
     _session_items: Any = field(init=False, repr=False)
@@ -227,7 +220,6 @@ class Ease:
 
     penalty: float = 500.0
     memory_limit_gib: float = 8.0
-    name: str = "EASE"
     _matrix: npt.NDArray[np.float32] = field(init=False, repr=False)
     _counts: FloatArray = field(init=False, repr=False)
 
@@ -270,7 +262,6 @@ class ImplicitAls:
     alpha: float = 1.0
     iterations: int = 15
     seed: int = 0
-    name: str = "implicit ALS"
     _model: Any = field(init=False, repr=False)
     _counts: FloatArray = field(init=False, repr=False)
 
