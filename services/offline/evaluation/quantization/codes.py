@@ -54,7 +54,7 @@ def run(request: Request) -> Report:
     Raises: ValueError naming a missing data set, with what to do.
     """
     began = perf_counter()
-    found = rows(request.quick, request.seed, progress=request.say)
+    found = rows(request)
     request.say("search end to end")
     searched = search.rows(request.quick, request.seed)
     report = report_of("quantization", request, [*found, *searched], began)
@@ -106,17 +106,14 @@ def compare(
     return found
 
 
-def rows(
-    quick: bool, seed: int, *, source: EmbeddingSource | None = None, progress: Callable[[str], None] | None = None
-) -> list[Row]:
+def rows(request: Request) -> list[Row]:
     """Return rows of `kind` "rate" (one bit rate a set), "lsq" and "threshold" (a sweep of T), the last two on sift-5k.
 
     quick: one seed and at most 10,000 items; else three seeds and up to 20,000 items. LSQ takes about m^2 as many steps
     per point as product quantization: 64 bits, one seed.
     Raises: ValueError if a set's file or the embedding model is missing.
     """
-    source = source or EmbeddingSource()
-    say = progress or (lambda name: None)
+    source, quick, seed, say = EmbeddingSource(), request.quick, request.seed, request.say
     found: list[Row] = []
     # FAISS's own rotation needs 50 iterations, longer than the rest.
     methods = (OURS, UNROTATED, FAISS_PQ) if quick else (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ)

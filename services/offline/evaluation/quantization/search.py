@@ -66,7 +66,7 @@ class Built:
     bytes_per_item: float
 
 
-def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> list[dict[str, Any]]:
+def rows(quick: bool, seed: int) -> list[dict[str, Any]]:
     """Return one row per set, library and batch, at the cheapest setting with recall@100 of at least .99.
 
     PyTorch and FAISS then keep one thread. `quick`: at most 100,000 items of each set, without indexes that take
@@ -74,7 +74,7 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
     """
     use_threads(1)
     results = []
-    for data in _sets(quick, seed, source or EmbeddingSource()):
+    for data in _sets(quick, seed):
         chosen: list[Setting] = []
         for build in _libraries(quick, data.items.shape[1]):
             started = time.perf_counter()
@@ -144,13 +144,13 @@ def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batc
     return candidates[0] if len(candidates) == 1 else min(candidates, key=median_ms)
 
 
-def _sets(quick: bool, seed: int, source: EmbeddingSource) -> Iterator[VectorSet]:
+def _sets(quick: bool, seed: int) -> Iterator[VectorSet]:
     shape = SHAPES["books"]
     count = _QUICK_ITEMS if quick else shape.num_items
     world = World.drawn(shape, QUICK, seed, num_items=count)
     queries = make_queries(world, 1_000).components.mean(axis=1)
     yield _with_answers("books-average", average_items(shape, count, seed=seed), queries)
-    real = minilm_queries(source, seed=seed, num_items=_QUICK_ITEMS if quick else None)
+    real = minilm_queries(EmbeddingSource(), seed=seed, num_items=_QUICK_ITEMS if quick else None)
     yield _with_answers(real.name, real.items, real.queries)
 
 
