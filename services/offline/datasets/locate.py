@@ -60,6 +60,15 @@ class Locator:
             self.tried.append(f"{label} has no {name}")
         return None
 
+    def file(self, name: str) -> Path:
+        """Return a file of the local folders. Raises: DatasetUnavailableError with the folders searched."""
+        tried = []
+        for base, label in self.folders():
+            if (base / name).is_file():
+                return base / name
+            tried.append(label)
+        raise DatasetUnavailableError(f"{name} is not on this machine; looked in {', '.join(tried)}; set FRESHET_DATA")
+
     def from_publisher(self, name: str) -> Located | None:
         """Download a MovieLens set into the cache; None (and a sentence in `tried`) if that is impossible."""
         if self.root is not None or not self.download or self._publisher_down or name in SEQUENCE_NAMES:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -35,7 +34,7 @@ def _medquad(locator: Locator) -> TextCollection:
     row_of: dict[str, int] = {}
     answers: list[list[str]] = []
     parts: dict[str, list[Question]] = {"train": [], "test": []}
-    for row in _rows(locator, "medquad/qa.parquet"):
+    for row in pq.read_table(locator.file("medquad/qa.parquet")).to_pylist():
         number = row_of.setdefault(row["document_id"], len(row_of))
         if number == len(answers):
             answers.append([row["focus"]])
@@ -51,13 +50,13 @@ def _medquad(locator: Locator) -> TextCollection:
 
 
 def _scifact(locator: Locator) -> TextCollection:
-    corpus = _rows(locator, "scifact/corpus.parquet")
+    corpus = pq.read_table(locator.file("scifact/corpus.parquet")).to_pylist()
     row_of = {document["doc_id"]: row for row, document in enumerate(corpus)}
     wanted: dict[str, set[int]] = {}
-    for judged in _rows(locator, "scifact/qrels.parquet"):
+    for judged in pq.read_table(locator.file("scifact/qrels.parquet")).to_pylist():
         wanted.setdefault(judged["query_id"], set()).add(row_of[judged["doc_id"]])
     parts: dict[bool, list[Question]] = {True: [], False: []}
-    for query in _rows(locator, "scifact/queries.parquet"):
+    for query in pq.read_table(locator.file("scifact/queries.parquet")).to_pylist():
         parts[query["split"] == "train"].append((query["text"], tuple(sorted(wanted[query["query_id"]]))))
     return TextCollection(
         name="scifact",
@@ -69,12 +68,3 @@ def _scifact(locator: Locator) -> TextCollection:
 
 
 _COLLECTIONS: dict[str, Callable[[Locator], TextCollection]] = {"medquad": _medquad, "scifact": _scifact}
-
-
-def _rows(locator: Locator, name: str) -> list[dict[str, Any]]:
-    tried = []
-    for base, label in locator.folders():
-        if (base / name).is_file():
-            return pq.read_table(base / name).to_pylist()  # type: ignore[no-any-return]
-        tried.append(label)
-    raise ValueError(f"{name} is not on this machine; looked in {', '.join(tried)}; set FRESHET_DATA")

@@ -7,7 +7,7 @@ Letters: X items, B held-out queries, d width.
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,23 +30,14 @@ class EmbeddingSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSource:
-    """The environment that names the data folders, and a progress callback."""
+    """The data folders, and a progress callback."""
 
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    locator: Locator = field(default_factory=Locator)
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
-
-    def file(self, name: str) -> Path:
-        """Return a file of the data folders. Raises: ValueError listing the searched folders."""
-        tried = []
-        for base, label in Locator(environ=self.environ).folders():
-            if (base / name).is_file():
-                return base / name
-            tried.append(label)
-        raise ValueError(f"{name} is not on this machine; looked in {', '.join(tried)}; set FRESHET_DATA")
 
     def kept(self, name: str) -> Path:
         """Return the path in the cache."""
-        return Locator(environ=self.environ).cache_dir() / "embeddings" / name
+        return self.locator.cache_dir() / "embeddings" / name
 
 
 def minilm_queries(source: EmbeddingSource, *, seed: int, num_items: int | None = None) -> EmbeddingSet:
@@ -55,7 +46,7 @@ def minilm_queries(source: EmbeddingSource, *, seed: int, num_items: int | None 
     The first call takes 4.5 minutes on two cores with AVX-512, and stores 224 MB in the cache.
     Raises: ValueError if the model is not installed (with the command to run) or the file is missing.
     """
-    texts = pq.read_table(source.file("queries/queries.parquet"))["text"].to_pylist()
+    texts = pq.read_table(source.locator.file("queries/queries.parquet"))["text"].to_pylist()
     return _split("minilm-queries", sentence_vectors(source, texts), 1_000, 11_000, num_items, seed)
 
 
@@ -83,7 +74,7 @@ def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArra
 
 def sift(source: EmbeddingSource, *, seed: int) -> EmbeddingSet:
     """Return 5,000 SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 queries, 4,000 items."""
-    column = pq.read_table(source.file("sift-5k/vectors.parquet"), columns=["vector"])["vector"]
+    column = pq.read_table(source.locator.file("sift-5k/vectors.parquet"), columns=["vector"])["vector"]
     vectors = np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8).reshape(-1, 128).astype(np.float32)
     return _split("sift-5k", vectors / np.float32(512), 500, 1_000, None, seed)
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from scipy import sparse
 
 from services.algorithms.scoring.states import FloatArray
-from services.offline.datasets.locate import Locator
 from services.offline.datasets.texts import Question, load_texts
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors
 from services.offline.evaluation.common.recall import Pairs
@@ -104,7 +103,7 @@ def load(name: str, source: EmbeddingSource) -> TextSet:
 
     Raises: ValueError for an unknown name, a missing file or missing weights.
     """
-    texts = load_texts(known(name), Locator(environ=source.environ))
+    texts = load_texts(known(name), source.locator)
 
     def encode(texts: Sequence[str]) -> FloatArray:
         return np.ascontiguousarray(sentence_vectors(source, texts), dtype=np.float32)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from services.offline.datasets.locate import Locator
 from services.offline.evaluation.common.embeddings import EmbeddingSource
 from services.offline.evaluation.common.recall import pair_ranks, recalls
 from services.offline.evaluation.common.report import Request
@@ -195,7 +196,8 @@ def keep_vectors(source: EmbeddingSource, texts: Sequence[str], vectors: np.ndar
 
 def small_scifact(folder: Path) -> EmbeddingSource:
     """SciFact's files with 130 abstracts and 60 claims, and kept vectors, so that no encoder is needed."""
-    source = EmbeddingSource(environ={"FRESHET_DATA": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")})
+    environ = {"FRESHET_DATA": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
+    source = EmbeddingSource(locator=Locator(environ=environ))
     made = folder / "data" / "scifact"
     made.mkdir(parents=True)
     ids = [f"d{number}" for number in range(130)]
