@@ -113,12 +113,11 @@ class Work(Generic[Q]):
         if kind not in self.degradations:
             self.degradations.append(kind)
 
-    def timed(self, found: Found) -> None:
-        """Add the time of a search over the catalogue."""
-        self.times.queue_ms += found.queue_ms
-        self.times.first_stage_ms += found.stage_ms
-
-    def searched(self, found: Found) -> None:
+    def searched(self, found: Found, *, is_timed: bool = True) -> None:
+        """Add a search's costs. is_timed: also its time."""
+        if is_timed:
+            self.times.queue_ms += found.queue_ms
+            self.times.first_stage_ms += found.stage_ms
         self.items_touched += found.items_touched
         if found.searched_share < 1:
             self.mark(Degradation.PARTIAL_CATALOGUE)
@@ -273,37 +272,32 @@ class Stages:
     ) -> Ranking | None:
         """Return the k best items of the catalogue, or of `among`. Stage times do not include a search with `among`."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
+        search = self._asked(work, self.ports.candidates.search, state, k, wanted)
         limit_s = None if work.query.max_gap is None else work.left_s
-        ranking = await self._search(work, self.ports.candidates.search, state, k, wanted, limit_s)
-        if ranking is not None and not among:
-            work.timed(ranking)
+        ranking = await self._attempt(work, "candidates", search, limit_s)
+        if ranking is not None:
+            work.searched(ranking, is_timed=not among)
         return ranking
 
     async def propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: ItemFilter | None = None
     ) -> Pool | None:
-        filter_ = wanted or work.query.filter
-        pool = await self._search(work, self.ports.candidates.propose, state, pool_size, filter_)
+        propose = self._asked(work, self.ports.candidates.propose, state, pool_size, wanted or work.query.filter)
+        pool = await self._attempt(work, "candidates", propose)
         if pool is not None:
-            work.timed(pool)
+            work.searched(pool)
         return pool
 
-    async def _search(
+    def _asked(
         self,
         work: Work[RecommendQuery],
         search: Callable[..., Awaitable[F]],
         state: PackedQueryState,
         k: int,
         wanted: ItemFilter,
-        limit_s: float | None = None,
-    ) -> F | None:
-        asked = {"k": k, "filter": wanted, "seen": work.seen, "max_gap": work.query.max_gap}
-        found = await self._attempt(
-            work, "candidates", lambda timeout_s: search(state, timeout_s=timeout_s, **asked), limit_s
-        )
-        if found is not None:
-            work.searched(found)
-        return found
+    ) -> Callable[[float], Awaitable[F]]:
+        seen, max_gap = work.seen, work.query.max_gap
+        return lambda timeout_s: search(state, k=k, filter=wanted, seen=seen, timeout_s=timeout_s, max_gap=max_gap)
 
     async def rerank(self, work: Work[Any], state: PackedQueryState, pool: Pool, wanted: RerankQuery) -> Ranking | None:
         rerank = self.ports.reranker.rerank

@@ -155,7 +155,8 @@ class PopularItems(Listener):
     def known(self, rows: Indices) -> list[KnownItem]:
         """Return the items of m rows."""
         found = []
-        texts = self.rows.ids_of(rows), self.rows.titles_of(rows), self.rows.names_of(rows)
+        item_ids = self.rows.ids_of(rows)
+        texts = item_ids, self.rows.titles_of(item_ids), self.rows.names_of(rows)
         for row, item_id, title, categories in zip(rows.tolist(), *texts, strict=True):
             withheld, number = self._withheld.get(row, 0), row - self.rows.num_trained
             item = CatalogueItem(
@@ -209,7 +210,7 @@ class PopularItems(Listener):
 
     def titles_of(self, item_ids: Sequence[str]) -> list[str]:
         """Return the titles of m items, "" if unknown."""
-        return self.rows.titles_of(self.rows.rows_of(item_ids))
+        return self.rows.titles_of(item_ids)
 
     def warnings(self, wanted: ItemFilter) -> list[str]:
         """Return warnings for the filter's first categories without items; none before all items are known."""

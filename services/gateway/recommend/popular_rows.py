@@ -86,8 +86,8 @@ class ItemRows:
         # By row: categories of new items and of changed bundle items; which bundle items changed.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
-        # The same for titles.
-        self._titles, self._retitled = Strings.of(titles), dict[int, str]()
+        # By item id: other titles than the bundle's. By row: which bundle items have one.
+        self._titles, self._retitled = Strings.of(titles or [""] * len(self._ids)), dict[str, str]()
         self._is_retitled = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []
         self._new_rows: dict[str, int] = {}
@@ -117,11 +117,11 @@ class ItemRows:
             if is_bundled:
                 self._is_described[row] = True
         if title:
-            is_same = is_bundled and len(self._titles) > 0 and self._titles[int(self.order[row])] == title
+            is_same = is_bundled and self._titles[int(self.order[row])] == title
             if is_same:
-                self._retitled.pop(row, None)
+                self._retitled.pop(item_id, None)
             else:
-                self._retitled[row] = title
+                self._retitled[item_id] = title
             if is_bundled:
                 self._is_retitled[row] = not is_same
         if row == len(self):
@@ -165,26 +165,25 @@ class ItemRows:
 
     def starting(self, rows: Indices, prefix: bytes) -> Mask:
         """Return which of m rows have an id or a title that begins with `prefix` (lower case): (m,)."""
-        passes, size = np.zeros(len(rows), dtype=bool), len(self.order)
-        is_bundled = rows < size
+        passes = np.zeros(len(rows), dtype=bool)
+        is_bundled = rows < len(self.order)
         passes[is_bundled] = self._ids.strings.starting(self.order[rows[is_bundled]].astype(np.int64), prefix)
         others = ~is_bundled
         others[is_bundled] = self._is_retitled[rows[is_bundled]]
-        if len(self._titles):
-            passes[~others] |= self._titles.starting(self.order[rows[~others]].astype(np.int64), prefix)
-        for number in np.flatnonzero(others).tolist():
-            row = int(rows[number])
-            texts = [self._retitled.get(row, ""), self._new_ids[row - size] if row >= size else ""]
+        passes[~others] |= self._titles.starting(self.order[rows[~others]].astype(np.int64), prefix)
+        numbers = np.flatnonzero(others)
+        for number, item_id in zip(numbers.tolist(), self.ids_of(rows[numbers]), strict=True):
+            texts = item_id, self._retitled.get(item_id, "")
             passes[number] |= any(text.encode().lower().startswith(prefix) for text in texts)
         return passes
 
-    def titles_of(self, rows: Indices) -> list[str]:
-        """Return the titles of m rows, "" if unknown."""
-        items, retitled = self.bundled(rows), self._retitled
-        known = (items >= 0) & (items < len(self._titles))
+    def titles_of(self, item_ids: Sequence[str]) -> list[str]:
+        """Return the titles of m items, "" if unknown."""
+        items, retitled = self._ids.find(item_ids), self._retitled
+        known = items >= 0
         bundled = iter(self._titles.take(items[known]))
         titles = [next(bundled) if is_known else "" for is_known in known.tolist()]
-        return [retitled.get(row, title) for row, title in zip(rows.tolist(), titles, strict=True)]
+        return [retitled.get(item_id, title) for item_id, title in zip(item_ids, titles, strict=True)]
 
     def ids_of(self, rows: Indices) -> list[str]:
         size, new = len(self.order), self._new_ids
