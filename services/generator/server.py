@@ -9,11 +9,12 @@ from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
 from services.algorithms.rules.attributes import Kinds
 from services.contracts.wire import filter_of
-from services.generator.domain.requests import Asked, Scored
+from services.generator.domain.requests import MAX_K, Asked, Scored
 from services.generator.domain.sources import Sources
-from services.generator.handlers.match import Match, SourceAnswer, check, match_all
+from services.generator.handlers.match import Match, SourceAnswer, match_all
 from services.platform import request_context
 from services.platform.errors import FreshetError, InvalidRequest
+from services.platform.validation import validate_query
 
 SERVICE = "freshet.v1.GeneratorService"
 
@@ -57,7 +58,9 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
             asked.filter.check(self.kinds)
         except ValueError as exc:
             raise InvalidRequest(f"filter: {exc}") from exc
-        check(asked)
+        validate_query("query", asked.query)
+        if not 1 <= asked.k <= MAX_K:
+            raise InvalidRequest.of("k", asked.k, f"1-{MAX_K}")
         return asked
 
 

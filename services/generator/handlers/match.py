@@ -8,17 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.generator.domain.requests import MAX_K, Asked, Scored, TextSource
+from services.generator.domain.requests import Asked, Scored, TextSource
 from services.generator.metrics import GeneratorMetrics
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     FreshetError,
-    InvalidRequest,
     PreconditionFailed,
 )
 from services.platform.threads import Batcher
-from services.platform.validation import validate_query
 
 # Queries computed together; queries that may wait.
 MAX_BATCH, MAX_QUEUE = 16, 256
@@ -97,10 +95,3 @@ async def match_all(matches: Sequence[Match], asked: Asked, *, within_s: float |
         return SourceAnswer(source=match.name, milliseconds=(time.monotonic() - began) * 1e3, answer=answer)
 
     return await asyncio.gather(*(ask(match) for match in matches))
-
-
-def check(asked: Asked) -> None:
-    """Validate a query. Raises: InvalidRequest with the field."""
-    validate_query("query", asked.query)
-    if not 1 <= asked.k <= MAX_K:
-        raise InvalidRequest.of("k", asked.k, f"1-{MAX_K}")
