@@ -20,7 +20,7 @@ from services.stack.components.process import Process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-QUIET_S = 1.0
+QUIET_S = 0.5
 DEAD_S = 2.0
 
 

@@ -93,7 +93,7 @@ def filled(stack: Stack) -> tuple[dict[bytes | None, list[tuple[Any, ...]]], int
     while any(not name.startswith("__") for name in admin.list_topics()):
         time.sleep(0.1)
     ensure_topics(bootstrap, replicas=REPLICAS)
-    write(stack, range(20))
+    write(stack, range(8))
     forgotten, up_to = USERS[3], {partition_for(USERS[3].encode(), 8): 0}
     for record in records(stack, INTERACTIONS):
         if record.key == forgotten.encode():
@@ -103,7 +103,7 @@ def filled(stack: Stack) -> tuple[dict[bytes | None, list[tuple[Any, ...]]], int
     while width(stack, INTERACTIONS) != 11:
         time.sleep(0.1)
     admin.close()
-    write(stack, range(20, 40))
+    write(stack, range(8, 16))
     producer = BulkProducer(bootstrap)
     forget = Forget(forget_id="f", user_id=forgotten, up_to=up_to, requested_ms=1)
     producer.send_many(

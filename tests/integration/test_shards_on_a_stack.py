@@ -80,7 +80,7 @@ def test_shards_answer_as_one_process_while_items_change(
 
 
 def test_answers_say_what_is_missing_while_replicas_are_killed(stack: Stack, whole: Stack, bundle: Bundle) -> None:
-    quiet, one_killed, both_killed, back = asyncio.run(watched(stack, bundle.item_ids, phase_s=3.0, seed=SEED))
+    quiet, one_killed, both_killed, back = asyncio.run(watched(stack, bundle.item_ids, phase_s=2.0, seed=SEED))
     for row in (quiet, one_killed):
         assert (row["failed"], row["marked"]) == (0, 0), row
     assert both_killed["failed"] == 0
