@@ -82,7 +82,7 @@ class Life:
         query = SearchQuery(query=self.queries, model_version=model, k=60, stage=Stage.FULL, filter=ItemFilter())
         answer = await live.search(query)
         await live.search.close()
-        return set(answer.found.item_ids) if ready else None
+        return set(answer.item_ids) if ready else None
 
     async def reranker(self, source: Topics) -> set[str] | None:
         settings = RerankerSettings(port=0, metrics_port=0, bundle=self.path)
