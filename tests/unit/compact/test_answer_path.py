@@ -55,6 +55,7 @@ from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.reranker.handlers import Rerank, RerankerMetrics
 from services.reranker.server import RerankerServicer
+from services.user_state import layout
 from services.user_state.reader import StateReader
 from services.user_state.values import StoredState, UserUpdate
 from services.user_state.writer import StateWriter
@@ -135,6 +136,7 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         ask = gateway_pb2_grpc.GatewayServiceStub(channel).Recommend
         for _ in range(3):
             await ask(request)
+        layout.home_of.cache_clear()  # as for a user who did not ask lately
         with calls.watch():
             answer = await ask(request)
     for one in peers:
