@@ -1,6 +1,6 @@
 """One process makes the states and attributions of several models: each as a process with that model alone does."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -10,11 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, append, forget, forgets_on, handler_on, interaction
 
+from services.contracts.processes import PROCESSES
+from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.attributions import Attributed, Attribution, encode_attribution
 from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob, Vocabulary
 from services.encoder.models import Model
+from services.encoder.server import ServedModels
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import DependencyUnavailable
+from services.platform.rpc.server import HealthState
 from services.user_state.forgetting import Forgotten
 
 PARTITIONS = 2
@@ -189,3 +194,25 @@ def test_the_processs_own_failure_stops_the_stream_as_ever() -> None:
     with pytest.raises(RuntimeError):
         both.take(clicks(49), 1)
     assert (both.store.states, both.outbox.attributions) == ({}, [])
+
+
+class NamedHealth(HealthState):
+    names: Collection[str] = ()
+
+    def serve_as(self, names: Collection[str]) -> None:
+        self.names = names
+
+
+async def test_a_removed_model_is_closed_and_its_health_name_ends() -> None:
+    health = NamedHealth()
+    served, own, other = ServedModels(health), Model(VOCABULARY, HashEncoder()), Model(OTHER, HashEncoder())
+    await served.serve([own])
+    of_own = served.handlers["model-1"]
+    await served.serve([own, other])
+    removed = served.handlers["model-2"]
+    assert health.names == [PROCESSES["encoder"].health_of(version) for version in ("model-1", "model-2")]
+    await served.serve([own])
+    assert (served.handlers, health.names) == ({"model-1": of_own}, [PROCESSES["encoder"].health_of("model-1")])
+    with pytest.raises(DependencyUnavailable):
+        await removed.encode("", [StoredEvent(NOW_MS, 0, 0, 0, "item-49", "click")])
+    await served.close()

@@ -5,6 +5,7 @@ as `volatile-ttl` does; epoch and watermarks have no time to live and stay.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from answers import recommend, silently_shown
 from fakes.encoder import MemoryStream
 from fakes.leases import MemoryLeases
 from refresher.refresher_scene import World, make_rules
-from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction, replay
+from state_scene import ANN, NOW_MS, QUICK, EncoderProcess, FragileStore, append, append_all, interaction, replay
 
+from services.platform.errors import DependencyUnavailable
 from services.refresher.config import RefresherSettings
 from services.user_state import restore_users
 from services.user_state.values import DEFAULT_TTL_SECONDS
@@ -119,3 +121,17 @@ def test_looking_for_lost_users_of_a_full_store_leaves_time_for_events(monkeypat
     store.now_ms += 3_000
     process.settle()
     assert store.looks == looks + 2
+
+
+def test_a_scan_that_failed_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, store = evicted()
+    find_lost, failures = store.find_lost, [DependencyUnavailable("redis: restarting")]
+
+    def fails_once(partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
+        if failures:
+            raise failures.pop()
+        yield from find_lost(partitions, epoch)
+
+    monkeypatch.setattr(store, "find_lost", fails_once)
+    EncoderProcess(stream, store, limits=replace(QUICK, look_for_lost_every_s=1e9)).settle()
+    assert store.contents() == replay(stream)
