@@ -22,9 +22,9 @@ log = structlog.get_logger()
 class StreamProgress:
     """Caches the state store's progress; `resync` reads it again.
 
-    keep: the durable histories; None if the store cannot lose users. watermarks: by assigned partition. identity:
-    tell it the records read, and let it check the logs. tails_lost: the number of new epochs because a log lost its
-    end.
+    keep: the durable histories; None if the store cannot lose users. watermarks: by assigned partition. identity: of
+    the logs; the caller passes it the records that it reads, and checks the logs with it before it applies them.
+    tails_lost: the number of new epochs because a log lost its end.
     """
 
     def __init__(self, store: Store, keep: WriteHistories | None, model_version: str) -> None:

@@ -115,7 +115,10 @@ class ApplyRecords:
         return is_new_epoch
 
     def find_lost(self, *, look: bool) -> StoreUsage:
-        """Return the store's usage; begin a scan for lost users if needed (`RestoreUsers.find`)."""
+        """Return the store's usage; begin a scan for lost users if needed (`RestoreUsers.find`).
+
+        Raises: DependencyUnavailable.
+        """
         usage = self._store.usage()
         if self._restore is not None:
             self._restore.find(usage.removed, self.progress.epoch, look=look)
