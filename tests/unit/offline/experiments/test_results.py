@@ -174,6 +174,22 @@ def test_the_archive_the_topics_and_both_say_the_same(tmp_path: Path) -> None:
     }
 
 
+def test_unreadable_records_are_left_out_archived_or_not(tmp_path: Path) -> None:
+    world = World(people=100)
+    with log_of(*world.topics()) as log:
+        expected = told(log)
+    shown, taken = world.topics()
+    for unreadable in (b"", b"\xff\x00", b"%1000d" % 7):  # the last is a message, without an exposure id
+        write(shown, EXPOSURES, "key", unreadable, T0)
+        write(taken, INTERACTIONS, "key", unreadable, T0)
+    with log_of(shown, taken) as log:
+        assert told(log) == expected
+    archive_exposures(tmp_path, shown.reader(), {})
+    ArchiveInteractions(tmp_path, log=taken.reader(), forgets=NoForgets(), file_bytes=20_000).run()
+    with log_of(shown, taken, tmp_path) as log:
+        assert told(log) == expected
+
+
 class NoForgets:
     """Nobody was forgotten."""
 
