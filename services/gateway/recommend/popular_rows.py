@@ -172,8 +172,8 @@ class ItemRows:
         others[is_bundled] = self._is_retitled[rows[is_bundled]]
         passes[~others] |= self._titles.starting(self.order[rows[~others]].astype(np.int64), prefix)
         numbers = np.flatnonzero(others)
-        for number, item_id in zip(numbers.tolist(), self.ids_of(rows[numbers]), strict=True):
-            texts = item_id, self._retitled.get(item_id, "")
+        item_ids = self.ids_of(rows[numbers])
+        for number, *texts in zip(numbers.tolist(), item_ids, self.titles_of(item_ids), strict=True):
             passes[number] |= any(text.encode().lower().startswith(prefix) for text in texts)
         return passes
 

@@ -63,6 +63,20 @@ def test_a_reader_finds_a_new_item_whole_or_not_at_all(is_served: bool) -> None:
     assert answers[-1][3] == (["n"] if is_served else [])
 
 
+@pytest.mark.parametrize("title", ["Same again", "Another"])
+def test_a_reader_finds_an_item_by_title_while_its_title_is_replaced(title: str) -> None:
+    catalogue = PopularItems(["a"], np.ones(1, dtype=np.int64), [()], titles=["Same again"])
+    put(catalogue, "a", title="First change")
+    found: list[bool] = []
+
+    def read() -> None:
+        by = [bool(catalogue.rows.starting(np.array([0]), one)[0]) for one in (b"first", title[:4].lower().encode())]
+        found.append(any(by))
+
+    read_between_lines(lambda: put(catalogue, "a", title=title), read, file=".py")
+    assert all(found)
+
+
 NAMES = [f"item-{number}" for number in range(12)]
 NEW = [f"new-{number}" for number in range(4)]
 _SOME = st.lists(st.sampled_from(["x", "y", "z"]), unique=True, max_size=3)
