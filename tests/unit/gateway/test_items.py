@@ -202,6 +202,13 @@ async def test_attributes_of_another_models_bundle_survive_an_edit() -> None:
     assert decode_item(b"b", encode_item(scene.items.written[-1]), {}).undeclared == {"price": 10.0, "maker": "y"}
 
 
+async def test_a_record_without_a_title_leaves_it_and_replaces_attributes_of_every_model(scene: Scene) -> None:
+    whole = CatalogueItem(item_id="a", title="New", attributes={"price": 1.0}, undeclared={"colour": "red"})
+    scene.popular.describe([whole, CatalogueItem(item_id="a")])
+    assert (found := scene.popular.item("a")) is not None
+    assert (found.item, found.item.undeclared) == (CatalogueItem(item_id="a", title="New"), {})
+
+
 async def test_an_edit_that_is_not_read_back_or_has_nothing_to_merge_into_is_an_error() -> None:
     scene = Scene(limits=replace(Scene().limits, edit_timeout_s=0.05))
     scene.items.follower = lambda items: None

@@ -19,6 +19,8 @@ from services.gateway.domain import (
     Ranking,
     Recommendation,
     RecommendQuery,
+    SearchQuery,
+    SimilarQuery,
 )
 from services.gateway.stages import COMPONENTS, Limits
 from services.platform import request_context
@@ -348,6 +350,24 @@ async def test_a_short_deadline_of_a_caller_is_not_held_against_a_dependency() -
     scene.reranker.delay_s = 0.0
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
     assert list(answer.degradations) == []
+
+
+@pytest.mark.parametrize("slow", ["states", "sessions"])
+async def test_a_store_has_a_time_limit_of_its_own(slow: str) -> None:
+    scene = Scene(limits=Limits(budget_s=60, state_timeout_s=0.05, stage_timeout_s=60))
+    getattr(scene, slow).delay_s = 30.0
+    async with asyncio.timeout(10):
+        answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, page_depth=4))
+    assert Degradation.STATE_STORE_DOWN in answer.degradations
+
+
+@pytest.mark.parametrize("surface", ["recommend", "search", "similar"])
+async def test_an_answer_of_a_user_whose_data_was_lost_says_so(surface: str, scene: Scene) -> None:
+    queries = {"search": SearchQuery(query="space", user_id="ann"), "similar": SimilarQuery(item_id="c", user_id="ann")}
+    ask, query = getattr(scene.handlers, surface), queries.get(surface, RecommendQuery(user_id="ann", k=2))
+    assert Degradation.HISTORY_INCOMPLETE not in (await ask(query)).degradations
+    scene.states.incomplete = {"ann"}
+    assert Degradation.HISTORY_INCOMPLETE in (await ask(query)).degradations
 
 
 async def test_a_spent_deadline_is_an_error_not_a_popular_answer(scene: Scene) -> None:

