@@ -1,8 +1,8 @@
 """An attribute that is computed on first use, without a lock.
 
 Python 3.11's `functools.cached_property` locks the class attribute while any instance computes it (3.12 does not). A
-merge that measures a large segment would block every search that needs the attribute of a small one. Here racing
-threads store equal values.
+merge that measures a large segment would block every search that needs the same attribute of a small segment. Here,
+racing threads compute and store equal values.
 """
 
 from collections.abc import Callable
@@ -27,6 +27,6 @@ class lazy_property(Generic[Value]):
         if instance is None:
             return self
         value = self._make(instance)
-        # Without __set__, the dictionary has precedence.
+        # The class has no __set__, so this entry has precedence.
         instance.__dict__[self._name] = value
         return value

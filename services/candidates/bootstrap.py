@@ -77,7 +77,7 @@ def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
 
 
 def algorithms_for(text: str, *, num_items: int, num_pairs: int) -> list[Algorithm]:
-    """Return the configured algorithms; for "auto" `exact`, and for a large catalogue also one over codes.
+    """Return the configured algorithms. "auto" means `exact`, and for a large catalogue also one over codes.
 
     Raises: ValueError.
     """
@@ -87,7 +87,7 @@ def algorithms_for(text: str, *, num_items: int, num_pairs: int) -> list[Algorit
     if num_items < _LARGE:
         return exact
     if num_pairs == 1:
-        # Exact too, from integer codes.
+        # `quantized` is exact too; it searches integer codes.
         return [parse_algorithm("quantized(200)"), *exact]
     pool_size = 4000 if num_items >= _VERY_LARGE else 2000
     return [*exact, parse_algorithm(f"quantized_tangents({pool_size})")]
@@ -96,10 +96,10 @@ def algorithms_for(text: str, *, num_items: int, num_pairs: int) -> list[Algorit
 def host_build(
     algorithms: Sequence[Algorithm], first_coder: Coder = vectors_coded, codebooks: Codebooks | None = None
 ) -> Build:
-    """Return a build of every algorithm, and of the audit's truth, over shared item states. It raises ValueError for an
-    algorithm that this model does not support.
+    """Return a build of every algorithm, and of the audit's truth, over shared item states. The build raises ValueError
+    for an algorithm that this model does not support.
 
-    first_coder: the coder of the first build; it may have stored codes. codebooks: the bundle's.
+    first_coder: the coder of the first build; it may have stored codes. codebooks: the bundle's codebooks.
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
@@ -309,7 +309,7 @@ async def opened(
         await live.search.close()
         for follower in followers:
             await asyncio.to_thread(follower.stop)
-        if live.snapshots is not None and not followers:  # a follower's stop waits for it, ten seconds at most
+        if live.snapshots is not None and not followers:  # a follower's stop does this, ten seconds at most
             await asyncio.to_thread(live.snapshots.close)
         for merge in merges:
             with contextlib.suppress(Exception):  # already reported

@@ -14,17 +14,17 @@ MEMORY_VARIABLE = "FRESHET_CANDIDATES_MAX_MEMORY_MB"
 
 
 class CandidatesSettings(ProcessSettings):
-    """Each field names its variable."""
+    """A field's alias is its environment variable."""
 
     port: int = Field(default=50052, ge=0, le=65535, validation_alias="FRESHET_CANDIDATES_PORT")
     # Algorithms with sizes, separated by spaces; "auto" chooses them by the catalogue's size. A request without an
     # algorithm gets the first one that fits its deadline.
     algorithms: str = Field(default="auto", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
-    # The served part of the catalogue, i/n with i from 0, by hash of ids. "0/1": all.
+    # The served shard, i/n with i from 0; a hash of its id assigns an item to a shard. "0/1" serves all items.
     shard: Annotated[Shard, NoDecode] = Field(default=WHOLE, validation_alias="FRESHET_CANDIDATES_SHARD")
     # Where items are scored: in memory, or on a CUDA device.
     device: Literal["cpu", "cuda"] = Field(default="cpu", validation_alias="FRESHET_CANDIDATES_DEVICE")
-    # Items' memory limit; 0: what the machine has left.
+    # Memory limit of the items; 0 means the free memory of the machine.
     max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
     # Share of live searches to audit.
     audit_share: float = Field(default=0.01, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_AUDIT_SHARE")

@@ -31,7 +31,7 @@ class SearchQuery:
     filter: ItemFilter
     algorithm: str = ""
     deadline: float | None = None
-    # The wanted version; the newest answers if it is not retained.
+    # The wanted version. If it is not retained, the newest one answers.
     index_version: str = ""
     # Seen items, such as rejected ones, that do not vote.
     turned_down_item_ids: Sequence[str] = ()
@@ -40,10 +40,11 @@ class SearchQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """The index's result: scores descending, ties by item id. bound: at stage FIRST. certificate: at stage FULL.
+    """The index's result: scores descending, ties by item id. bound: only at stage FIRST. certificate: only at stage
+    FULL.
 
-    passes: those of all attempts, with the batch's times and the number of items that this search read (1,). votes:
-    one per item, in similarity units; None if nothing votes. model_share: lambda of the votes.
+    passes: of all attempts, with the batch's times and the number of items that this search read (1,). votes: one per
+    item, in similarity units; None if nothing votes. model_share: lambda of the votes.
     """
 
     algorithm: str
@@ -92,7 +93,7 @@ class IndexInfo:
     algorithm: str
     num_items: int
     bytes_per_item: float
-    # Bytes per algorithm beyond the item states.
+    # Bytes per item by algorithm, in addition to the item states.
     added_bytes_per_item: dict[str, float]
     num_remembered: int = 0
     bytes_per_remembered: float = 0.0

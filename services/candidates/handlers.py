@@ -35,15 +35,15 @@ from services.platform.threads import Batcher
 from services.platform.validation import validate_id
 
 MAX_K = 10_000
-# Searches computed together; searches that may wait.
+# Most searches computed together, and most searches that may wait.
 MAX_BATCH, MAX_QUEUE = 32, 256
 _MEASURED_K = 100
 _SHARE = 0.1
-# Only chosen algorithms are measured. Others are tried again, since expected costs halve in so many seconds, unless the
-# last measured cost exceeds this share of the time left.
+# Only chosen algorithms are measured. The expected cost halves every _HALF_LIFE_S, so that the others are tried again,
+# unless the last measured cost exceeds _TRIED_SHARE of the time left.
 _HALF_LIFE_S, _TRIED_SHARE = 30.0, 0.5
 _WEIGHT = 0.2
-# Classes of gaps with similar chances of a proof.
+# Limits between classes of gaps with similar chances of a proof.
 _GAPS = (0.003, 0.01, 0.03, 0.1, 0.3)
 _LEAST_CHANCE = 0.01
 
@@ -294,16 +294,16 @@ def _check_k(k: int) -> None:
 
 
 def _short_names(algorithms: Sequence[str]) -> dict[str, str]:
-    """Return the algorithms by name, with sizes or, if unique, without."""
+    """Return the algorithms by full name, and by the name without sizes if that is unique."""
     bare = [name.partition("(")[0] for name in algorithms]
     names = {short: name for short, name in zip(bare, algorithms, strict=True) if bare.count(short) == 1}
     return {**names, **{name: name for name in algorithms}}
 
 
 class Choice:
-    """The algorithm of a search that names none: the first whose measured cost is at most a tenth of the time left.
+    """Chooses a search's algorithm if it names none: the first whose measured cost is at most a tenth of the time left.
 
-    Exact ones come before cheap ones, so an idle machine answers large catalogues exactly, a busy one cheaply.
+    Exact ones come before cheap ones, so an idle machine searches large catalogues exactly, a busy one cheaply.
 
     To prove a gap, the first attempt uses the algorithm with the least cost divided by its measured chance of a proof.
     It may use half of the time left (decision 091). Costs are per search. Not thread-safe.
@@ -313,7 +313,7 @@ class Choice:
         self._clock = clock
         # Seconds per search (0: not measured), and the time of the measurement.
         self._costs = {name: (0.0, clock()) for name in algorithms}
-        # The share of searches that proved their gap, by algorithm and class.
+        # The share of searches that proved their gap, by algorithm and class of gaps.
         self._proofs: dict[tuple[str, int], float] = {}
 
     def took(self, algorithm: str, seconds: float) -> None:

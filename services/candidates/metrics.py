@@ -32,7 +32,7 @@ TRUTH = "truth"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """One live answer. votes: for each item, None if nothing votes."""
+    """One live answer. votes: by item; None if nothing votes."""
 
     search: SearchQuery
     found: SearchResult
@@ -60,7 +60,7 @@ class Finding:
 def examine(catalogue: LiveCatalogue, answered: Answered) -> Finding:
     """Answer from the same version by brute force, and compare."""
     item_ids = answered.found.item_ids
-    # One more than answered, so that the answer omits one.
+    # One more item than the answer has, so that it omits at least one.
     best_ids, best_scores = _truth(catalogue, answered, len(item_ids) + 1)
     there = frozenset(item_ids)
     is_there = np.array([item_id in there for item_id in best_ids], dtype=bool)

@@ -41,7 +41,7 @@ class DeviceBuild:
 
 
 def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
-    """Search in each case for which kernels compile: one query, more than a tile, with and without a filter."""
+    """Search in each case that has its own kernels: one query or more than a tile, with or without a filter."""
     shape = scorer.shape
     for batch in (1, 33):
         components = np.ones((batch, shape.num_query_components, scorer.width), dtype=np.float32)

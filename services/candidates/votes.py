@@ -19,7 +19,7 @@ from services.contracts.wire import ItemVotes, VotingInteractions
 
 
 class RememberedVotes:
-    """Votes of the `neighbours` nearest remembered interactions. model_share: lambda."""
+    """Votes of the `neighbours` nearest remembered interactions. model_share: lambda, the model's weight."""
 
     def __init__(self, index: VotingIndex, *, neighbours: int, model_share: float) -> None:
         self.index, self.neighbours, self.model_share = index, neighbours, model_share
@@ -86,9 +86,9 @@ class Voting:
 
     def __init__(self, base: Catalogue, memory: RememberedVotes | None) -> None:
         self.memory, self._base = memory, base
-        # Strings from columns would take .4 ms a call: searches vote for some thousand items.
+        # A list, since reading strings from columns would take .4 ms a call: searches vote for some thousand items.
         self._item_ids = [] if base.neighbours is None else list(base.rows)
-        # Each model item's row in this shard; -1: another shard's.
+        # Each model item's row in this shard, -1 for an item of another shard.
         self._own = np.full(0 if base.neighbours is None else len(base.voting), -1, np.int32)
         if base.neighbours is not None:
             self._own[base.voting.rows_of(base.rows)] = np.arange(len(base.rows))
@@ -131,8 +131,8 @@ class Voting:
     def _merged(
         self, found: Mapping[str, float], seen: Sequence[str], against: Sequence[str], leaves_out: bool, but: str = ""
     ) -> dict[str, float]:
-        """Add the neighbours' votes to `found`, those of the memory. seen: newest first; if `leaves_out`, only `but` of
-        them receives votes. against: seen items that do not vote.
+        """Add the neighbours' votes to `found`, the memory's votes. seen: newest first; if `leaves_out`, `but` is the
+        only seen item that receives votes. against: seen items that add no votes.
         """
         votes = {item_id: self._of_memory * vote for item_id, vote in found.items()}
         neighbours, rows = self._base.neighbours, self._base.voting

@@ -1,7 +1,7 @@
-"""Apply the stream's changes in candidates and the reranker, in the follower's thread, while searches continue. Count
-the changes in metrics whose names contain the process.
+"""Apply the stream's changes in candidates and the reranker, and count them in metrics named after the process.
 
-A change beyond the memory limit waits and is reported; meanwhile, answers name the last applied position.
+The follower's thread applies changes while searches continue. A change beyond the memory limit waits and is reported;
+meanwhile, answers name the last applied position.
 """
 
 import time
@@ -73,7 +73,7 @@ class Remembered(Protocol):
 
 
 class MergeReports:
-    """Logs each background merge's failure once, and its recovery. Called after each change."""
+    """Logs once that a background merge fails, and its recovery. Callers run `look` after each change."""
 
     def __init__(self, merges: Sequence[BackgroundMerge]) -> None:
         self._merges = tuple(merges)
@@ -99,8 +99,8 @@ class MergeReports:
 class CatalogueChanges:
     """A `Listener` of the catalogue's follower.
 
-    merges: their failures are reported. on_change: called after each change. holds: whether an item is served here;
-    others are ignored.
+    merges: background merges whose failures are reported. on_change: called after each change. holds: whether an item
+    is served here; other items are ignored.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class CatalogueChanges:
         return True
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Apply descriptions. A returning item without room stays withdrawn until it is put again."""
+        """Apply descriptions. An item that returns but does not fit into memory stays withdrawn until a new record."""
         items = [one for one in items if self._holds(one.item_id)]
         try:
             self._items.describe(items)

@@ -1,9 +1,9 @@
 """Follow the catalogue's topics: `index-deltas` in whole batches, and `items`.
 
-A thread of a process reads them from the start. It is ready once it has reached the ends of both topics. Until then
-withdrawals may be unknown, so `CatalogueGate` refuses requests, and the thread applies the batches of many polls
-together. Later it applies the batches of one poll together if it is behind, else one by one, so that two followers
-have the same positions. Deltas without room are tried again in order, while the thread continues with `items`.
+A thread reads them from the start and is ready once it has reached the ends of both topics. Until then withdrawals may
+be unknown, so `CatalogueGate` refuses requests, and the thread applies the batches of many polls together. Later it
+applies the batches of one poll together if it is behind; otherwise one by one, so that two followers have the same
+positions. Deltas that do not fit into memory are tried again in order, while the thread continues with `items`.
 """
 
 import time
@@ -83,11 +83,11 @@ class Listener(Protocol):
         """Apply descriptions of items."""
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Apply a batch; False if there is no room now: the follower tries again."""
+        """Apply a batch. Return False if there is no room now; the follower then tries again."""
         return True
 
     def reset(self) -> None:
-        """Drop all batches: `index-deltas` was replaced."""
+        """Drop all batches, because `index-deltas` was recreated."""
         return None
 
     def counted(self, kind: str, records: int) -> None:
@@ -98,9 +98,9 @@ class Listener(Protocol):
 class CatalogueFollower(TopicFollower):
     """Follows the topics. It skips no batch: a later position implies that all earlier batches are in the index.
 
-    follows_deltas: False for `items` only. kinds: the bundle's attribute kinds; an item of another kind is unreadable.
-    snapshots: of `index-deltas`; `items` is read from its start. holds: whether the listener serves an item; states of
-    other items are not decoded.
+    follows_deltas: False means `items` only. kinds: the bundle's attribute kinds; an item with another kind is
+    unreadable. snapshots: snapshots of `index-deltas`; `items` is always read from its start. holds: whether the
+    listener serves an item; states of other items are not decoded.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class CatalogueFollower(TopicFollower):
         return self._next[ITEMS]
 
     def applied_in(self, position: int) -> str:
-        """Return the traceparent of this position's application; "" if unknown."""
+        """Return the traceparent of the span that applied this position; "" if unknown."""
         offset, traceparent = self._applied_in
         return traceparent if offset == position else ""
 
@@ -178,7 +178,7 @@ class CatalogueFollower(TopicFollower):
         self._apply(ends)
 
     def drop(self, topic: str) -> None:
-        """Drop a replaced topic's deltas. Descriptions of items stay until the new topic has the item."""
+        """Drop a recreated topic's deltas. An item's description stays until the new topic has the item."""
         if topic == INDEX_DELTAS:
             self._batches, self._pending, self._traceparents = Batches(), [], {}
             self._listener.reset()
@@ -225,7 +225,7 @@ class CatalogueFollower(TopicFollower):
                 continue
             if not self.is_behind and number % slice_size == 0:
                 time.sleep(_PAUSE_S)
-        # When live, each batch is a version, the same for all readers.
+        # When live, each batch makes a version, so that all readers have the same versions.
         self._pending += [joined(closed)] if closed and self.is_behind and not self._gathers else closed
         for kind, count in skipped.items():
             self._listener.counted(kind, count)
@@ -288,7 +288,7 @@ class CatalogueFollower(TopicFollower):
 
 
 def age_seconds(recorded_ms: int | None) -> float | None:
-    """Return seconds since Unix milliseconds, never negative (clocks differ)."""
+    """Return the seconds since this time, never negative although clocks differ."""
     return None if recorded_ms is None else max(0.0, time.time() - recorded_ms / 1000)
 
 
@@ -303,7 +303,7 @@ class CatalogueGate:
         health.set_ready(False, NOT_READ)
 
     def open(self) -> None:
-        """Open the gate for good."""
+        """Open the gate until the process ends."""
         self._is_open = True
         self._health.set_ready(True)
 

@@ -89,8 +89,8 @@ class CatalogueSnapshots:
         return None
 
     def look(self, next_offset: int) -> None:
-        """Start writing a snapshot if one is due and records were read since the last one (a disconnected process must
-        not write old contents with a new time). Call this while no batch is open or waiting.
+        """Start writing a snapshot if one is due and records were read since the last one, because a disconnected
+        process must not write old contents with a new time. Call this while no batch is open or waiting.
         """
         is_due = self._clock() - self._written_s >= self._every_s
         if not is_due or next_offset == self._written_at or self._thread.is_alive():

@@ -1,1 +1,1 @@
-"""Gateway, candidates and reranker in one process: the only package that imports those of processes."""
+"""Gateway, candidates and reranker in one process: the only package that imports packages of processes."""

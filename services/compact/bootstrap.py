@@ -65,7 +65,7 @@ class LaterWorkersCandidates(CandidatesSettings):
 
 
 async def run(settings: CompactSettings) -> None:
-    """Serve until a signal. Raises: as the three processes' `run`; ConfigError for a shard."""
+    """Serve until a signal. Raises: errors of the three processes' `run`; ConfigError for a shard."""
     tracing, health = configure_tracing("gateway", settings.otlp_endpoint), HealthState(check=changed_in_place)
     followed = load_settings(LaterWorkersCandidates if settings.worker else CandidatesSettings)
     if not followed.shard.is_all:

@@ -1,8 +1,9 @@
 """Several workers behind one port (SO_REUSEPORT).
 
 The parent starts, restarts and ends the workers. Each worker is a whole compact gateway; they share the memory of
-mapped bundle files. No worker listens before all are ready: the first one would get every connection. The first worker
-writes dead letters and snapshots. Workers accept each other's signatures; each limits an API key's rate separately.
+mapped bundle files. No worker listens before all are ready, because the first one would get every connection. The first
+worker writes dead letters and snapshots. Workers accept each other's signatures; each limits an API key's rate
+separately.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class WorkersSettings(ProcessSettings):
 
 
 async def may_listen(health: "HealthState") -> None:
-    """Return once all workers are ready. Called in a worker."""
+    """Wait in a worker until all workers are ready."""
     while not health.ready:  # noqa: ASYNC110  # threads set it
         await asyncio.sleep(_LOOK_EVERY_S)
     loop = asyncio.get_running_loop()

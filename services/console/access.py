@@ -31,7 +31,7 @@ class Access:
         return self._keys.get(app.storage.browser["id"], "")
 
     async def admit(self, key: str) -> frozenset[str] | None:
-        """Return a key's roles, None if unknown. key: "" for none. Raises: FreshetError if it cannot be used."""
+        """Return a key's roles, None if unknown. key: "" for none. Raises: FreshetError for an unusable key."""
         try:
             found = await self.client_of(key).catalogue(max_categories=1)
         except PermissionDenied:

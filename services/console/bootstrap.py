@@ -20,7 +20,7 @@ from services.platform.machine import check_port_free
 
 log = structlog.get_logger()
 
-# In the order of `PAGES`.
+# The pages, in the order of `PAGES`.
 _MADE: tuple[type[Page], ...] = (
     *(try_it.TryIt, user.User, why.Why, items.Items, live.Live),
     *(models.Models, rules.Rules, health.Health, experiments.Experiments, results.Results),

@@ -14,7 +14,7 @@ from services.console.elements import box, button, text
 
 EVENT_ICONS = {"like": "thumb_up", "dislike": "thumb_down", "hide": "visibility_off"}
 Act = Callable[[ScoredItem, str], Awaitable[None]]
-# An item's source -> the tag that says how the item was found, "" for no tag. Other sources are shown by their names.
+# By source of an item: the tag that says how it was found, "" for no tag. Other sources are shown by their names.
 SOURCES = {"mol": "", "first_stage": "first stage"}
 
 

@@ -12,14 +12,14 @@ from services.platform.transport import check_address
 
 
 class ConsoleSettings(ProcessSettings):
-    """Each field names its variable."""
+    """A field's alias is its environment variable."""
 
     asks_client_certificates: ClassVar[bool] = False
 
     port: int = Field(default=50060, ge=0, le=65535, validation_alias="FRESHET_CONSOLE_PORT")
     gateway: str = Field(default="127.0.0.1:50050", validation_alias="FRESHET_CONSOLE_GATEWAY")
 
-    # Host names of the console that browsers may use, separated by commas. "": those of the loopback address.
+    # Host names of the console that browsers may use, separated by commas. "" means the loopback address.
     hosts: str = Field(default="", validation_alias="FRESHET_CONSOLE_HOSTS")
 
     # The local stack's state folder. Commands on pages name it, and `freshet results --publish` writes below it.

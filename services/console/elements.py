@@ -23,7 +23,7 @@ def text(tag: str, value: str, classes: str = "", **attributes: str) -> TextElem
 
 
 def box(tag: str = "div", classes: str = "", **attributes: str) -> Element:
-    """Make an element, as a context manager of what it contains."""
+    """Make an element that is a context manager for its contents."""
     return _with(ui.element(tag), classes, attributes)
 
 
@@ -84,7 +84,7 @@ def button(label: str, act: Callable[[], Any], *, icon: str = "", classes: str =
 
 
 async def handle(act: Callable[..., Any], *given: Any) -> None:
-    """Run what an element does, and show its failure in the page's notice."""
+    """Run an element's action, and show a failure in the page's notice."""
     with app.storage.client["notice"].failures():
         if isawaitable(done := act(*given)):
             await done
@@ -151,7 +151,7 @@ def item_link(item: Any, path: str, **fields: str) -> None:
 def item_list(
     items: Iterable[Any], path: str, beside: Callable[[Any], tuple[str, str]] = lambda one: ("", ""), **fields: str
 ) -> None:
-    """Make a list of links to a page about each item. beside: a text beside a link, and its classes."""
+    """Make a list of links to a page about each item. beside: returns a text beside the link, and its classes."""
     with box("ol", "plain"):
         for one in items:
             with box("li", "pair"):

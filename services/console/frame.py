@@ -16,7 +16,7 @@ from services.console.config import ConsoleSettings
 from services.console.elements import Line, box, button, entry, handle, in_script, text, typed
 from services.platform.errors import InvalidRequest
 
-# Path -> name and lead, in the order of the header.
+# By path: name and lead of a page, in the order of the header.
 PAGES = {
     "/": ("Try it", "Be somebody, like something, and watch the list follow."),
     "/user": ("User", "What is stored of somebody, and what they get now."),
@@ -38,7 +38,7 @@ class Notice(Line):
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """Show errors of the gateway or of what was typed, raised inside the block; the page stays as it was."""
+        """Show errors of the gateway or of typed text that the block raises; the page stays as it was."""
         said = self._num_said
         try:
             yield
@@ -62,7 +62,7 @@ class Notice(Line):
 class Page:
     """A page in a tab. Its coroutine `show` makes the content; after a failure, what was made before stays.
 
-    query: its address's fields. status: what was done. roles: of the browser's key, None if unknown.
+    query: the fields of its address. status: shows what was done. roles: the key's roles, None if unknown.
     """
 
     client: AsyncClient
@@ -77,7 +77,7 @@ class Page:
         return self.roles is None or not self.roles.isdisjoint(roles)
 
     def may(self, role: str) -> bool:
-        """As `has`; if not, show that this part of the page is read-only."""
+        """Return the same as `has`; if False, show that this part of the page is read-only."""
         if not self.has(role):
             text("p", f"Read-only: your key lacks the role {role}.", "hint")
         return self.has(role)
@@ -88,7 +88,7 @@ class Page:
 
 
 def add_page(access: Access, path: str, page: type[Any]) -> None:
-    """Add a page. page: a `Page`."""
+    """Add a page. page: a subclass of `Page`."""
 
     @ui.page(path)
     async def show(request: Request) -> None:
@@ -106,7 +106,7 @@ def add_page(access: Access, path: str, page: type[Any]) -> None:
 
 
 def add_sign_in(access: Access) -> None:
-    """Add the page for a key of the gateway, for this browser."""
+    """Add the page where a browser signs in with a key of the gateway."""
 
     @ui.page("/sign-in")
     async def sign_in() -> None:

@@ -21,12 +21,12 @@ _SHARED: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 
 def shared(make: Callable[[AsyncClient], T], client: AsyncClient) -> T:
-    """Return the object that all open pages of a client share, made by the first one."""
+    """Return the object that all open pages of a client share. The first page makes it."""
     return cast(T, _SHARED.setdefault((make, client), make(client)))
 
 
 class Watch(Generic[T]):
-    """The last `kept` reports, which all pages of a key share. A page that looks fetches one if the last one is old."""
+    """The last `kept` reports, which all pages of a key share. `look` fetches a report if the last one is old."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], every_s: float, kept: int = 1) -> None:
         self._ask, self._every_s, self._lock = ask, every_s, asyncio.Lock()
@@ -42,7 +42,10 @@ class Watch(Generic[T]):
 
 
 class Figures:
-    """Panels with a number and a plot. of: name, meaning and number of lines. over: the time of the `points` values."""
+    """Panels with a number and a plot.
+
+    of: each panel's name, meaning and number of lines. over: the time that the `points` values cover.
+    """
 
     def __init__(self, of: Sequence[tuple[str, str, int]], points: int, over: str) -> None:
         self._all: list[tuple[TextElement, ui.echart]] = []
@@ -54,7 +57,10 @@ class Figures:
                     self._all.append((number, _newest(lines, points, f"{name}, over {over}")))
 
     def show(self, values: Sequence[tuple[str, Sequence[Sequence[float]]]], *, draws: bool = True) -> None:
-        """Show each panel's number, and draw its lines, the newest value at the right edge. Drawing costs most."""
+        """Show each panel's number, and draw its lines with the newest value at the right edge.
+
+        draws: False omits the drawing, which costs most.
+        """
         for (number, chart), (shown, lines) in zip(self._all, values, strict=True):
             number.set_text(shown)
             if draws:
@@ -65,7 +71,7 @@ class Figures:
 
 
 def plot(lines: Sequence[dict[str, Any]], label: str, **options: dict[str, Any]) -> ui.echart:
-    """A plot of lines, with its name for screen readers. options: further ones of ECharts."""
+    """Make a plot of lines. label: its name for screen readers. options: further options of ECharts."""
     chart = ui.echart({"animation": False, "series": lines} | options).classes("plot")
     chart.props.update({"role": "img", "aria-label": label})
     return chart

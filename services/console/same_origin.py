@@ -23,7 +23,7 @@ _HEADERS = (
 
 
 class SameOrigin:
-    """ASGI middleware. hosts: the console's host names; empty: those of the loopback interface."""
+    """ASGI middleware. hosts: the console's host names; empty means the loopback interface's names."""
 
     def __init__(self, app: Any, hosts: Collection[str] = ()) -> None:
         self._app, self._hosts = app, frozenset(hosts or _LOOPBACK)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from freshet_client import Certificate
 
-# Degradations -> what they mean for the person at the console.
+# By degradation: what it means for the person at the console.
 MEANINGS = {
     "stale_state": "the newest events are not reflected",
     "popular_fallback": "nothing is known of this person, so these are popular items",
@@ -25,7 +25,7 @@ MEANINGS = {
 def about_answer(
     count: int, degradations: Sequence[str], certificate: Certificate | None, milliseconds: float | None
 ) -> str:
-    """A sentence: the number of items, how exact they are, the time that they took, and the degradations."""
+    """Return a sentence with the number of items, their exactness, the time that they took, and the degradations."""
     parts = [f"{count} items" if count != 1 else "1 item"]
     if certificate is not None and certificate.kind == "exact":
         parts.append("proven: nothing that is left out scores higher")
@@ -38,7 +38,7 @@ def about_answer(
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit that fits: "3 s", "5 min", "2 h", "4 days"."""
+    """Return the duration in the largest unit that fits: "3 s", "5 min", "2 h", "4 days"."""
     if seconds < 1:
         return "less than a second"
     units = ((1, "s", 60), (60, "min", 3600), (3600, "h", 48 * 3600))

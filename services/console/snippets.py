@@ -40,7 +40,7 @@ def python(target: str, call: str, arguments: Mapping[str, Any], *, with_key: bo
 
 
 def code_of(page: Page, call: str, request: Any, arguments: Mapping[str, Any]) -> None:
-    """Show a call as code. call, arguments: of the client; request: an empty message of the gateway's method."""
+    """Show a call as code. call: a method of the client. request: an empty message of the gateway's method."""
     settings, method = page.settings, request.DESCRIPTOR.name.removeprefix("GatewayService").removesuffix("Request")
     given = MessageToDict(write(request, {name: value for name, value in arguments.items() if value}))
     snippet("curl", curl(settings.gateway_http, method, given, with_key=page.has_key))

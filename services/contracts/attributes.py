@@ -110,7 +110,7 @@ def parse_value(text: str) -> Value:
 
 
 def condition_text(name: str, comparison: str, values: Iterable[Value]) -> str:
-    """Return the text that `parse_condition` reads, for tags without double quotes."""
+    """Return the text that `parse_condition` reads. Tags must not contain double quotes."""
     if comparison in ("present", "absent"):
         return f"has {'no ' if comparison == 'absent' else ''}{name}"
     texts = [

@@ -1,8 +1,8 @@
 """Dead letters: list them, read an original record, and replay it.
 
 A replayed record has no second effect: an interaction without an event id gets the id that the encoder derives from its
-position; attributions and search clicks contain their interaction's position. A letter is not replayed if a forget
-covers its interaction, or a compacted topic has a newer record of its key.
+position; attributions and search clicks contain their interaction's position. A letter is not replayed if a record of
+`forgets` covers its interaction, or a compacted topic has a newer record of its key.
 """
 
 import json
@@ -55,7 +55,9 @@ _MAX_BYTES, _MAX_S = 8 << 20, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A planned replay. record: None if it is left out; `why_not`: the reason. event_id: of an interaction, else ""."""
+    """A planned replay. record: None if the letter is not replayed, for the reason in `why_not`. event_id: the
+    interaction's id, or "".
+    """
 
     letter: StoredLetter
     record: Record | None
@@ -235,7 +237,7 @@ def decoded(letter: StoredLetter) -> dict[str, Any] | None:
 
 
 def _is_void(record: SourceRecord, forgotten: Mapping[bytes, Mapping[int, int]]) -> bool:
-    """Whether a dead letter, or a replay's mark, is of a forgotten interaction."""
+    """Return whether a dead letter or the mark of a replay belongs to a forgotten interaction."""
     found = dict(record.headers)
     try:
         at = int(found["freshet-source-partition"] or b""), int(found["freshet-source-offset"] or b"")

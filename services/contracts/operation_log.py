@@ -72,7 +72,7 @@ class OperationFollower(TopicFollower, Generic[S]):
         self._handed_over: Operation[S] | None = None
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Pass on the newest state, once the topic's end is reached. Raises: as `changed`; the next call retries."""
+        """Pass the newest state to `changed` once the topic's end is reached. If that raises, the next call retries."""
         void = self._counted.void
         self._counted.take(records)
         if self._counted.void > void:
@@ -99,7 +99,7 @@ class NotKnown(DependencyUnavailable):
 
 
 class Control(Generic[S]):
-    """One topic of operations, for one operator."""
+    """Reads and writes one topic of operations for an operator."""
 
     def __init__(self, kafka: Brokers, of: OperationTopic[S]) -> None:
         self._kafka, self._of = kafka, of

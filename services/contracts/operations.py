@@ -1,7 +1,7 @@
 """Topics of operations: each record has the whole state after an operation.
 
-A record is valid if its revision follows that of the last valid record, so every reader accepts the first of two
-simultaneous operations. The topic is never compacted; it gets a few records a week.
+A record is valid if its revision follows the last valid record's revision, so every reader accepts the first of two
+simultaneous operations. The topic is never compacted, because it gets only a few records a week.
 """
 
 from collections.abc import Callable, Iterable

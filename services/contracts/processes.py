@@ -1,4 +1,4 @@
-"""Freshet's processes, for the launcher, the commands, compose and Prometheus.
+"""A table of Freshet's processes, which the launcher and the commands read.
 
 docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of this table; tests/contract compares them.
 """
@@ -19,10 +19,10 @@ class Process:
     """One process.
 
     memory_mb: maximum resident MiB, with a bundle of a few megabytes and no load. holds: a file of the bundle or text
-    bundle -> the maximum number of its copies in memory. options: a setting -> additional MiB. extra: its optional
-    dependencies in pyproject.toml and its target in deploy/Dockerfile. needs: a service that has to start first ->
-    whether it has to be healthy. state: mounted folders. has_http: also serves JSON. lag: a description of a freshness
-    metric -> the histogram's name.
+    bundle -> the maximum number of copies in memory. options: a setting -> additional MiB. extra: the name of the
+    optional dependencies in pyproject.toml and of the target in deploy/Dockerfile. needs: a service that has to start
+    first -> whether it has to be healthy. state: mounted folders. has_http: whether it also serves JSON. lag: a
+    description of a freshness metric -> the histogram's name.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Process:
 
     @property
     def health_service(self) -> str:
-        """The name of its gRPC service, also used in gRPC health."""
+        """The name of the process's gRPC service, also used in gRPC health."""
         return f"freshet.v1.{self.name.title()}Service"
 
     def health_of(self, model_version: str, shard: str = "") -> str:
-        """Return its name in gRPC health for this model and shard."""
+        """Return the process's name in gRPC health for this model and shard."""
         return "/".join(filter(None, (self.health_service, model_version, shard)))
 
 
@@ -87,7 +87,7 @@ _ROWS = (
         extra="serve",
         # Callers wait for answers, not for deltas.
         cpu_shares=FULL_CPU_SHARES // 8,
-        # The bundle's states, and every item's sums, which take twice as much.
+        # The bundle's states take one copy's memory; every item's sums take as much as two copies.
         holds={"item_states.safetensors": 3},
         # MiB: PyTorch 500, MiniLM's weights 95, the fit on 3,000 titles 100.
         options={"FRESHET_REFRESHER_TEXT_ENCODER": 700},
@@ -114,7 +114,7 @@ _ROWS = (
     Process(
         name="generator",
         port=50055,
-        # The demo's bundle without a text bundle: 165 MiB.
+        # The process takes 165 MiB with the demo's bundle and no text bundle.
         memory_mb=300,
         extra="generate",
         # Files of a text bundle; most of `phrases` is memory-mapped.

@@ -1,6 +1,6 @@
-"""Shards of a catalogue: a process serves a hash range of ids.
+"""Shards of a catalogue: each process serves a hash range of item ids.
 
-Shard i of n has the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. n is constant in an installation.
+Shard i of n has the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. All processes of an installation use one n.
 """
 
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ class RecentId(NamedTuple):
     item_id: str = ""
 
 
-# As `_make`, without a Python call for each event.
+# These do the same as `_make`, without a Python call for each event.
 _EVENT, _RECENT_ID = partial(tuple.__new__, StoredEvent), partial(tuple.__new__, RecentId)
 
 
@@ -78,7 +78,7 @@ def unpack_events(blob: bytes | None) -> list[StoredEvent]:
 
 
 def event_columns(blob: bytes | None) -> bytes:
-    """Return the serialised `HistoryEvents`. Raises: as `unpack_events`."""
+    """Return the serialised `HistoryEvents`. Raises: PreconditionFailed for another format."""
     if blob and blob[0] != _FORMAT:
         raise PreconditionFailed(
             f"a history has format {blob[0]}, this version reads {_FORMAT}: another version of Freshet wrote it. "

@@ -49,8 +49,8 @@ class TopicReader:
         dead_letters: BulkProducer | None = None,
         connect: Callable[..., KafkaConsumer] = build_consumer,
     ) -> None:
-        """partitions: those to read of every topic; None: all.
-        makes_topics: create missing topics with these replicas; None: wait for them.
+        """partitions: the partitions to read of every topic; None means all.
+        makes_topics: create missing topics with these replicas; None means to wait until they exist.
         window_ms: how long the broker gathers records before it answers.
         rest_ms: how long the broker waits for the first record; the next request waits for that answer.
         pause_ms: pause before the next read of a busy stream, so that records gather.
@@ -102,7 +102,7 @@ class TopicReader:
         return {tp.partition: (firsts[tp], ends[tp]) for tp in wanted}
 
     def offset_at(self, partition: int, time_ms: int) -> int | None:
-        """Return the first topic's first offset at this time or later, if any."""
+        """Return the first topic's first offset at this time or later; None if there is none."""
         place = TopicPartition(self._topics[0], partition)
         with self._errors() as consumer:
             found = consumer.offsets_for_times({place: time_ms})[place]

@@ -101,7 +101,7 @@ class ExplainedScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotingInteractions:
-    """The remembered interactions of one type that voted. Ages are in seconds of stream time."""
+    """The remembered interactions of one type that contribute to a vote. Ages are in seconds of stream time."""
 
     type: str
     count: int
@@ -125,7 +125,7 @@ class ItemVotes:
 
 
 def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[Condition, ...]:
-    """Return conditions. Raises: InvalidRequest with the field below `name`."""
+    """Return the conditions in the messages. Raises: InvalidRequest; its field begins with `name`."""
     conditions = []
     for position, message in enumerate(messages):
         field = f"{name}[{position}]"

@@ -60,7 +60,7 @@ _WINDOW_MS = 20
 _MAX_FORGETS = 10_000
 # Memory of an ONNX Runtime session as a multiple of its graph's size.
 _TIMES_ONNX = 3
-# Bytes per partition and fetch, some 250 events, so that partitions with a backlog take turns.
+# Most bytes per partition and fetch: some 250 events, so that partitions with a backlog take turns.
 _TURN_BYTES = 1 << 15
 
 
@@ -162,7 +162,7 @@ def state_writer(settings: EncoderSettings) -> StateWriter:
 
 
 def pseudonym_keys(settings: EncoderSettings) -> list[bytes]:
-    """Return the current pseudonym key, then earlier ones. Raises: as `pseudonym_key`."""
+    """Return the current pseudonym key, then earlier keys. Raises: ConfigError."""
     key = pseudonym_key(settings)
     earlier = [one.encode() for one in settings.earlier_pseudonym_keys.get_secret_value().split()]
     return [key, *(one for one in earlier if one != key)]
@@ -260,8 +260,8 @@ def make_stream(
 async def run(settings: EncoderSettings) -> None:
     """Serve and apply the stream until a signal.
 
-    The process is NOT_SERVING until Kafka, Redis and the model were reached once, and while the stream stalls. Raises:
-    ConfigError as `pseudonym_key`, BundleError, PortTaken.
+    The process is NOT_SERVING until Kafka, Redis and the model were reached once, and while the stream stalls.
+    Raises: ConfigError, BundleError, PortTaken.
     """
     keys = pseudonym_keys(settings)
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
@@ -288,7 +288,7 @@ async def run(settings: EncoderSettings) -> None:
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
     stream.forgets.encoder = models
-    # The stream starts once all models are open: a record applied before gets no attribution from a missing model.
+    # The stream starts once all models are open, because a missing model would make no attribution for a record.
     sets = OperationFollower(
         version_sets.OPERATIONS,
         operation_reader(

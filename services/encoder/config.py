@@ -24,7 +24,7 @@ class EncoderSettings(PseudonymSettings):
     engine: Literal["in-process", "inference-server"] = Field(
         default="inference-server", validation_alias="FRESHET_ENCODER_ENGINE"
     )
-    # Cache of recent users' keys and values; a full window of 8 blocks at L = 200 has 640 kB.
+    # Cache of recent users' attention keys and values; a full window of 200 events takes 640 kB in a model of 8 blocks.
     cache_mib: int = Field(default=256, ge=0, le=1_000_000, validation_alias="FRESHET_ENCODER_CACHE_MIB")
     # Minimum time between rounds of writing changed histories. A longer one costs less per event, but restoring a lost
     # user reads more of the log.
@@ -33,7 +33,7 @@ class EncoderSettings(PseudonymSettings):
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
     )
-    # The most seen items of a user. The limit leaves room for a request's own history in a search's excluded items.
+    # The most seen items of a user. A search excludes them and a request's own history, for which MAX_SEEN leaves room.
     max_seen_items: int = Field(
         default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
@@ -41,7 +41,7 @@ class EncoderSettings(PseudonymSettings):
     popularity_half_life_hours: float = Field(
         default=7 * 24, ge=0.1, le=10 * 365 * 24, validation_alias="FRESHET_ENCODER_POPULARITY_HALF_LIFE_HOURS"
     )
-    # Earlier keys, at most two, separated by white space: a forget covers their pseudonyms too.
+    # Earlier keys, at most two, separated by white space. Forgetting a user covers the pseudonyms of these keys too.
     earlier_pseudonym_keys: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_PSEUDONYM_KEYS_BEFORE")
 
     @field_validator("earlier_pseudonym_keys")

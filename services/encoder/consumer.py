@@ -1,5 +1,5 @@
-"""The thread that applies the stream: acquire partitions, forget, poll, apply, commit; resynchronise after a
-failure.
+"""The thread that applies the stream. A turn acquires partitions, forgets users, polls, applies and commits. After a
+failure, the next turn resynchronises.
 """
 
 import time
@@ -20,8 +20,8 @@ from services.user_state.values import now_ms
 
 log = structlog.get_logger()
 
-# Store checks per log check, because a log check of 8 partitions takes 15 ms. If the topic is recreated between two log
-# checks and its records are applied, `log_identity.py` still detects it.
+# Number of store checks per log check; a log check of 8 partitions takes 15 ms. If the topic is recreated between
+# two log checks and its records are applied, `log_identity.py` still detects it.
 _LOG_CHECK_EVERY = 5
 
 
@@ -83,7 +83,7 @@ class Consumer(Follower):
         self._committed: dict[int, int] = {}
         self._commit_due, self._check_due = Due(limits.commit_every_s), Due(limits.check_every_s)
         self._look_due = Due(limits.look_for_lost_every_s)
-        # Per partition, so that one with rare records is also checked before they are applied.
+        # Kept per partition, so that a partition with rare records is also checked before they are applied.
         self._next_log_check: dict[int, float] = {}
 
     def finish(self) -> None:
@@ -152,7 +152,7 @@ class Consumer(Follower):
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:
-        """An error inside leaves poll position and store out of step."""
+        """After an error inside this context, the next turn resyncs poll position and store."""
         self._in_step = False
         yield
         self._in_step = True
@@ -169,7 +169,7 @@ class Consumer(Follower):
         self._metrics.tails_lost.inc(progress.tails_lost - lost_before)
         self._is_paused = progress.is_paused()
         if not self._is_paused:
-            # The same log may have lost records that a forget names.
+            # Known logs are not compared, because they may have lost records that a forget names.
             ends = progress.unknown_logs(self._stream.end_offsets())
             self._metrics.forgets.inc(self._forgets.resync(progress.epoch, ends, progress.watermarks.keys()))
         self._in_step = True

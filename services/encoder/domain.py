@@ -1,5 +1,5 @@
-"""Pure functions of the encoder: from histories to the model's jobs and their batches in few padded shapes, from its
-arrays to states; items' popularity.
+"""Pure functions of the encoder: make the model's jobs from histories, batch them in few padded shapes, make states
+from the model's arrays, and compute items' popularity.
 
 Items unknown to the model are left out.
 
@@ -34,7 +34,7 @@ class EncodeJob:
     """One sequence for the model. Shapes: item_index (n,), event_time (n,) in seconds, oldest first.
 
     item_index: dense indices, with actions if the model reads them. user_index: -1 if unknown to training. positions:
-    the M wanted ones, increasing. cache_key: 0 or more if the user's next sequence will likely begin like this one.
+    the M wanted positions, increasing. cache_key: 0 or more if the user's next sequence likely begins like this one.
     """
 
     item_index: npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class EncodedStates:
 class UserWork:
     """One user in a batch: arrivals, their merge, and wanted states (sequence number -> prefix lengths).
 
-    attributed: numbers of arrivals to attribute. is_traced: an arrival has a trace.
+    attributed: numbers of the arrivals that get an attribution. is_traced: whether an arrival has a trace.
     """
 
     arrivals: list[Arrival]
@@ -245,8 +245,8 @@ _TAKEN = (Outcome.APPLIED, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
 
 
 def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s: float) -> dict[int, PopularityStep]:
-    """Return a batch's change of item popularity per partition. Of a user's events with an item, the strongest counts.
-    An undone event is subtracted if the window still had it; otherwise it decays.
+    """Return how a batch changes the items' popularity in each partition. Only the strongest of a user's events with an
+    item counts. An undone event is subtracted if the window still had it; otherwise it decays.
     """
     made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
     for user in work:

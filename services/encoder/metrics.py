@@ -42,7 +42,7 @@ class _CacheCollector(Collector):
 
 
 class EncoderMetrics:
-    """Few, fixed label values, except partitions and the first event types unknown to the schema."""
+    """Metrics whose labels have few fixed values, except partitions and the first event types unknown to the schema."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)

@@ -40,7 +40,7 @@ class Models:
         self._open, self._changed, self._close = open_model, changed, close
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Drop these cache keys in all models, the own model last. Raises: as its encoder."""
+        """Drop these cache keys in all models, the own model last. Raises: errors of an encoder."""
         for model in (*self.others, self.own):
             model.encoder.drop(cache_keys)
 
@@ -54,7 +54,7 @@ class Models:
             try:
                 others.append(current.get(version) or self._opened(one))
             except Exception as exc:
-                # Any error: the stream and other models continue.
+                # Every error is caught, so that the stream and other models continue.
                 log.error("version_set_not_held", set=one.name, reason=str(exc), error=type(exc).__name__)
         gone = [one for version, one in current.items() if version not in wanted]
         self.others = tuple(others)
@@ -63,7 +63,7 @@ class Models:
             self._close(left)
 
     def _opened(self, one: VersionSet) -> Model:
-        """Open a model. Raises: BundleError; ValueError if it does not fit the own one."""
+        """Open a model. Raises: BundleError; ValueError if the model does not fit the own model."""
         model, own = self._open(Path(one.bundle)), self.own.vocabulary
         found = model.vocabulary
         for what, theirs, wanted in (

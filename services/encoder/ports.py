@@ -1,4 +1,4 @@
-"""Ports of the encoder process: other topics, the model.
+"""Ports of the encoder process: the topics it writes, stored users, the model.
 
 Each has a real and an in-memory adapter.
 """

@@ -25,7 +25,7 @@ SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 
 
 class ServedModels:
-    """On-demand encoding by model version, and the models' names in gRPC health."""
+    """Encodes on demand with each served model, and publishes the models' names in gRPC health."""
 
     def __init__(self, health: HealthState) -> None:
         self._health = health
@@ -48,9 +48,9 @@ class ServedModels:
 
 @dataclass(kw_only=True, eq=False)
 class DescribeUser:
-    """What is stored of a user, for a forget's preview and report. For an event loop.
+    """Describes what is stored of a user, before and after the user is forgotten. Runs in an event loop.
 
-    pseudonym_keys: the current one, then the earlier ones. applied_up_to: partition -> last erased offset.
+    pseudonym_keys: the current key, then earlier keys. applied_up_to: partition -> last erased offset.
     """
 
     reader: UserReader
@@ -61,7 +61,7 @@ class DescribeUser:
     async def __call__(self, user_id: str) -> encoder_pb2.DescribeUserResponse:
         """Describe a user. Raises: InvalidRequest; DependencyUnavailable if the state store does not answer."""
         validate_id("user_id", user_id)
-        # Read before the store, so that the data found reflects the reported forget.
+        # The forgotten positions are read first, so that the stored data reflects them.
         forgotten = self.applied_up_to(user_id)
         stored = await self.reader.read_keys(user_id)
         response = encoder_pb2.DescribeUserResponse(

@@ -111,7 +111,7 @@ class _LoadedBundle:
 
 
 class _Stream:
-    """Kafka and the encoder's status, for all version sets."""
+    """Connections to Kafka and the encoder's status, which all version sets share."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing, metrics: GatewayMetrics) -> None:
         key = pseudonym_key(settings) if settings.exposures else None
@@ -162,7 +162,7 @@ class _Gateway:
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self, health: HealthState, near: Mapping[str, Peer]) -> Routes:
-        """Return the routes. Raises: BundleError, ConfigError."""
+        """Start all parts and return the routes. Raises: BundleError, ConfigError."""
         opened = await asyncio.to_thread(_LoadedBundle.of, self._settings.bundle, self._settings)
         await self._stream.start()
         own, follower = self._make_set(own_set(opened.bundle.model_version), opened, near)
@@ -304,7 +304,7 @@ class _Gateway:
 
 
 def operations(settings: GatewaySettings, routes: Routes) -> Operations:
-    """Assemble operators' changes: their topics, and the revisions that this gateway applies."""
+    """Assemble the handlers of operators' changes."""
     return Operations(
         rules=Operate(
             control=Control(settings.kafka, rules.OPERATIONS),

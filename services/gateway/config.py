@@ -35,19 +35,19 @@ class GatewaySettings(PseudonymSettings):
     asks_client_certificates: ClassVar[bool] = False
 
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
-    # JSON over HTTP. None: port + 30. 0: disabled.
+    # Port of JSON over HTTP: None means `port` + 30, and 0 disables it.
     http_port: int | None = Field(default=None, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_HTTP_PORT")
     # Allowed origins of browser pages, exact, separated by commas.
     origins: str = Field(default="", validation_alias="FRESHET_GATEWAY_ORIGINS")
-    # Encoder, candidates and reranker: host:port of all replicas, or each replica's ip:port, separated by commas.
+    # An address is one host:port for all replicas, or each replica's ip:port, separated by commas.
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
-    # A sharded catalogue's addresses in order, separated by semicolons.
+    # The shards of a catalogue have their addresses here in order, separated by semicolons.
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
     generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
     # Addresses of all refreshers, separated by commas. Each refresher reads some partitions.
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
-    # Time for a call without a deadline.
+    # Time limit of a call without a deadline.
     budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")
     # Time for one read of the state store, and for one call of another process.
     state_timeout_ms: int = Field(default=250, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STATE_TIMEOUT_MS")
@@ -59,7 +59,7 @@ class GatewaySettings(PseudonymSettings):
     impression_half_life_minutes: float = Field(
         default=24 * 60, gt=0, le=30 * 24 * 60, validation_alias="FRESHET_GATEWAY_IMPRESSION_HALF_LIFE_MINUTES"
     )
-    # A YAML file (docs/guide/rules.md) with the standing rules until the first PutRules.
+    # A YAML file (docs/guide/rules.md) with the standing rules that apply until the first PutRules.
     rules: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_RULES")
     # Popular items get a higher score for users with fewer items than this.
     cold_items: int = Field(default=10, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_COLD_ITEMS")
@@ -68,11 +68,11 @@ class GatewaySettings(PseudonymSettings):
     new_item_hours: float = Field(default=24, gt=0, le=30 * 24, validation_alias="FRESHET_GATEWAY_NEW_ITEM_HOURS")
     # Whether answers are written to `exposures`.
     exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
-    # Signs texts that clients send back, such as page tokens. All gateways need the same key. Empty: the key in
-    # `signing_key_file`, else a random one.
+    # Key that signs texts that clients send back, such as page tokens. All gateways need the same one. If empty, it
+    # is read from `signing_key_file`; without a file it is random.
     signing_key: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_GATEWAY_SIGNING_KEY")
     signing_key_file: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_SIGNING_KEY_FILE")
-    # Permissions of callers (`freshet keys`). None: everyone may call everything, on loopback only.
+    # File of the callers' keys (`freshet keys`). None: everyone may call everything, but only on loopback.
     api_keys: Path | None = Field(default=None, validation_alias="FRESHET_API_KEYS")
     # None: the audit log goes to stderr.
     audit_log: Path | None = Field(default=None, validation_alias="FRESHET_AUDIT_LOG")

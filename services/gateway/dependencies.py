@@ -1,6 +1,6 @@
-"""What the gateway knows of its dependencies: circuit breakers, this loop's stalls, and the lag of the applied stream.
+"""Track dependencies of the gateway: circuit breakers, this event loop's stalls, and the lag of the applied stream.
 
-An unavailable dependency costs one request its timeout, not every request. When half of the last calls failed, the
+An unavailable dependency delays only the first requests by its timeout. When half of the last calls failed, the
 breaker opens for `open_seconds`. Then it admits one probe, whose success closes it. Failures during which this event
 loop stalled are ignored.
 """
@@ -32,7 +32,7 @@ _SAY_REFUSAL_EVERY_S = 10.0
 # A failed call is ignored if the loop stalled for more than this share of it.
 _STALL_SHARE = 0.2
 _LAST_CALLS, _LAST_S = 20, 5.0
-# Failures of the last calls before a time-out opens the breaker.
+# A time-out opens the breaker if so many of the last calls failed.
 _TIMEOUTS_TO_OPEN = 3
 _LOOK_EVERY_S, _STALLS_KEPT = 0.02, 64
 # Marks per partition, one per `_SPACING_S`: they cover several seconds.
@@ -40,13 +40,13 @@ _MAX_MARKS = 64
 _SPACING_S = 0.2
 # An answer is marked as not fresh if an event that was acknowledged so long ago is not applied.
 GRACE_S = 2.0
-# Reads yield to the encoder at a lag above the first share of GRACE_S, writes at one above the second, both only if the
-# watermark moved in the last `_MOVES_S`.
+# Reads yield to the encoder if the lag exceeds the first share of GRACE_S, writes if it exceeds the second. Both yield
+# only if the watermark rose in the last `_MOVES_S`.
 _READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 
 
 class Breaker:
-    """Guards calls to one dependency. For one event loop. stalled_s: returns the seconds of stalls since a time."""
+    """Guards one event loop's calls to one dependency. stalled_s: returns the seconds of stalls since a time."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Breaker:
         self._clock = clock
         self._open_until: float | None = None
         self._probing = False
-        # Each of the last calls: its end, and whether it failed.
+        # When each of the last calls ended, and whether it failed.
         self._ends: deque[tuple[float, bool]] = deque(maxlen=_LAST_CALLS)
         self._reason = ""
         self._say_refusal_at = 0.0
@@ -85,7 +85,8 @@ class Breaker:
         return True
 
     def end(self, error: BaseException | None, *, probe: bool, patient: bool, began: float | None = None) -> None:
-        """Record the end of an admitted call. patient: as in `run`. began: the call's start; None: ignore stalls.
+        """Record the end of an admitted call. patient: as in `run`. began: the call's start; None: the failure
+        counts despite stalls.
 
         A FreshetError is a failure, except Overloaded and InvalidRequest, which do not count, and PreconditionFailed,
         which is a success: other replicas may serve this model.
@@ -104,7 +105,7 @@ class Breaker:
                 self._failed(error, probe=probe, patient=patient)
 
     async def run(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T:
-        """Call, unless open. patient: False if the caller's deadline shortened the time limit.
+        """Call, unless the breaker is open. patient: False if the caller's deadline shortened the time limit.
 
         Raises: DependencyUnavailable while open; the errors of `call`.
         """
@@ -122,7 +123,7 @@ class Breaker:
         try:
             return await self.run(call, patient=patient)
         except (InvalidRequest, PreconditionFailed) as exc:
-            # The gateway checked the request: the peer has other limits, or another model.
+            # The gateway validated the request, so the peer has other limits or another model.
             self._refused(exc)
             return None
         except FreshetError:
@@ -209,14 +210,14 @@ class AcknowledgedLag:
         return self._behind_s(partition, watermark) > self._grace_seconds
 
     def reads_yield(self, partition: int, watermark: int | None) -> bool:
-        """Record the watermark; return whether answers will soon be `behind` while events are applied."""
+        """Record the watermark; return whether answers will soon be `behind` although events are being applied."""
         applied = -1 if watermark is None else watermark
         if applied > self._applied.get(partition, (-1, 0.0))[0]:
             self._applied[partition] = applied, self._clock()
         return self._hurries(partition, _READS_STAND_BACK)
 
     def writes_yield(self, partition: int) -> bool:
-        """As `reads_yield`, at a larger lag, by the recorded watermark."""
+        """Return the same as `reads_yield` for a larger lag and the recorded watermark."""
         return self._hurries(partition, _WRITES_STAND_BACK)
 
     def _hurries(self, partition: int, share: float) -> bool:

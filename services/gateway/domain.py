@@ -36,7 +36,7 @@ class ServedModel:
 
 
 class Degradation(IntEnum):
-    """Why an answer is worse than normal. Numbers as in Protobuf."""
+    """Why an answer is worse than normal. The numbers match Protobuf."""
 
     STALE_STATE = 1
     POPULAR_FALLBACK = 2
@@ -54,7 +54,7 @@ class Degradation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FreshnessToken:
-    """A position in a partition of `interactions`. epoch: "" if Redis was down at the write: never honoured."""
+    """A position in a partition of `interactions`. epoch: "" if Redis was down; no answer honours such a token."""
 
     epoch: str
     partition: int
@@ -77,7 +77,7 @@ Event = HistoryEvent | StoredEvent
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A user's items, newest first. turned_down: those that do not vote, such as rejected ones."""
+    """A user's items, newest first. turned_down: items that add no votes, such as rejected ones."""
 
     item_ids: Sequence[str] = ()
     turned_down: Collection[str] = ()
@@ -95,14 +95,14 @@ def turned_down_in(history: Sequence[Event], schema: EventSchema) -> list[str]:
 
 
 def last_event_ms(history: Sequence[Event], schema: EventSchema) -> int:
-    """Return the time of the last event that enters histories, else 0. history: with times, oldest first."""
+    """Return the time of the last event that enters histories, else 0. history: events with times, oldest first."""
     kept = (event for event in reversed(history) if schema.of(event.type or DEFAULT_TYPE).history)
     return next((event.event_time_ms or 0 for event in kept), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class NotAgain:
-    """Excludes items of the user's last answers: the last `answers`, and those of the last `minutes`."""
+    """Excludes items of the user's last `answers` answers, and of the answers in the last `minutes` minutes."""
 
     answers: int = 0
     minutes: int = 0
@@ -130,7 +130,7 @@ class RecommendQuery:
     as_of_ms: int | None = None
     # The largest accepted gap of the certificate; None: no limit.
     max_gap: float | None = None
-    # Experiment -> arm: chosen by an operator. assignments: the arms of this request.
+    # arms: by experiment, chosen by an operator. assignments: the arms of this request.
     arms: Mapping[str, str] = field(default_factory=dict)
     assignments: tuple[Assignment, ...] = ()
     # Share of positions for new items; None: the gateway's setting.
@@ -152,7 +152,7 @@ class Encoded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFreshness:
     """The last applied record of `index-deltas` (-1: none), the broker's time of the newest interaction (Unix
-    milliseconds), and the seconds from then until it was served.
+    milliseconds), and the seconds from then until that interaction was served.
     """
 
     deltas_offset: int = -1
@@ -162,10 +162,10 @@ class IndexFreshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What every search and rerank returns. index_version: of the index that scored the items. stage_ms: its time.
+    """What every search and rerank returns. index_version: the index that scored the items. stage_ms: the call's time.
 
-    num_items: the index's items (0: unknown). searched_share: their share of the catalogue. items_touched: those that
-    the passes read.
+    num_items: size of the index (0: unknown). searched_share: its share of the catalogue. items_touched: number of
+    items read.
     """
 
     index_version: str = ""
@@ -277,7 +277,7 @@ class StageTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """An answer. state_source: "stored", "stored_history" (encoded for this answer), "request", "none", or "page" (of a
-    stored list). items_touched: by all searches.
+    stored list). items_touched: the sum over all searches.
     """
 
     items: Sequence[ScoredItem]

@@ -48,7 +48,7 @@ class Handlers:
         others: Callable[[], Sequence[Refreshers]] = tuple,
         other_items: Callable[[], Sequence[PopularItems]] = tuple,
     ) -> None:
-        """stalls: those of this event loop. others, other_items: return the other version sets' ones."""
+        """stalls: this event loop's stalls. others, other_items: return other version sets' refreshers and items."""
         rules = rules or LiveRules(model.kinds)
         stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
         text = TextRetrieval(ports.sources, limits)

@@ -1,7 +1,7 @@
 """GetFreshness, GetHealth and the dead letters, for people on call.
 
 GetFreshness and GetHealth ask all components at once, and report those that do not answer. An unavailable component is
-no error: both are needed most during an outage.
+no error, because both RPCs are needed most during an outage.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 # Time limit for the processes of a version set to report what they serve.
 _CHECK_S = 4.0
-# Time limit for each component except the state store; longer than in Recommend, since busy is not unavailable.
+# Time limit for each component except the state store; longer than Recommend's, since a busy one is not unavailable.
 _TIMEOUT_S = 1.0
 
 
@@ -129,7 +129,10 @@ _FRESH_S, _LOOK_EVERY_S = 1.0, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHealth:
-    """A part. problem: why it is not ready, else "". started: whether it was ever ready. minutes: as `Minutes.last`."""
+    """A part. problem: why it is not ready, else "". started: whether it was ever ready.
+
+    minutes: the part's rows of `Minutes.last`.
+    """
 
     name: str
     problem: str
@@ -141,7 +144,10 @@ class PartHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReport:
-    """The answer. since_ms: start of this process. first_ms: begin of the first minute. last_s: length of the last."""
+    """The answer. since_ms: when this process started. first_ms: start of the first minute.
+
+    last_s: seconds of the last minute so far.
+    """
 
     since_ms: int
     first_ms: int
@@ -150,7 +156,7 @@ class HealthReport:
 
 
 class GetHealth:
-    """GetHealth. Callers share a check of the last second; without callers, one runs every ten. All version sets share
+    """GetHealth. Calls within a second share a check. A check also runs every ten seconds. All version sets share
     the gateway's `minutes`.
     """
 
@@ -196,7 +202,7 @@ class GetHealth:
         return self._problems
 
     async def look_now(self) -> float:
-        """Check; return the seconds until the next check, at the latest the end of the minute."""
+        """Check; return the seconds until the next check, at most until the end of the minute."""
         await self.look()
         return min(_LOOK_EVERY_S, self._minutes.left_s + 0.01)
 
@@ -224,7 +230,7 @@ class DeadLetters:
     log: DeadLetterLog
 
     async def newest(self, topic: str, max_letters: int) -> tuple[Sequence[StoredLetter], bool]:
-        """Return a topic's newest letters ("": of each), and whether there are older ones.
+        """Return a topic's newest letters ("": of each topic), and whether there are older ones.
 
         Raises: InvalidRequest; DependencyUnavailable.
         """

@@ -1,6 +1,6 @@
 """The gateway's metrics for Prometheus, and each part's calls by the minute for GetHealth.
 
-Minutes count from the start of the process, in a ring of 24 hours: 25 bytes per part and minute. Durations are counted
+Minutes count from the start of the process. A ring has 24 hours, in 25 bytes per part and minute. Durations are counted
 in eight buckets per octave (percentiles within 5%). Only one event loop may use them.
 """
 
@@ -61,7 +61,7 @@ class PartCalls:
 
 
 class Minutes:
-    """The ring, and the current minute."""
+    """The ring of past minutes, and the current minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()
@@ -99,8 +99,8 @@ class Minutes:
             self._ready[:], self._lag[:] = True, UNKNOWN_LAG
 
     def last(self, count: int) -> tuple[int, float, Sequence[NDArray[np.void]]]:
-        """Return the newest `count` minutes with the current one: the first one's begin in Unix milliseconds, the
-        current one's elapsed seconds, and for each of `PARTS` a row per minute since the start.
+        """Return the newest `count` minutes, including the current one: when the first began (Unix milliseconds), the
+        elapsed seconds of the current one, and for each of `PARTS` a row per minute.
         """
         self.roll()
         begin = max(0, self._over + 1 - min(count, MINUTES))
@@ -224,7 +224,7 @@ class GatewayMetrics:
         self._exposures_lost.inc(lost)
 
     def append_failed(self) -> None:
-        """Record an interaction without acknowledgement."""
+        """Record an interaction that was not acknowledged."""
         self._failed.inc()
         self._kafka.calls += 1
         self._kafka.failed += 1

@@ -24,13 +24,13 @@ from services.user_state.values import Progress, UserView
 R = TypeVar("R", contravariant=True)
 
 
-# An end offset that Kafka or a refresher did not report.
+# The end offset if Kafka or a refresher did not report it.
 UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProgress:
-    """A partition's applied records: those up to `applied_offset` (-1: none). end_offset: the next record's."""
+    """A partition's records are applied up to `applied_offset` (-1: none). end_offset: the next record's offset."""
 
     partition: int
     applied_offset: int
@@ -48,7 +48,7 @@ class ServedIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemProgress:
-    """A refresher's data of an item. min_users: how many a new item needs for a state. reason: why it has none."""
+    """A refresher's data of an item. min_users: users that a new item needs to get a state. reason: why it has none."""
 
     num_interactions: int
     num_users: int
@@ -60,7 +60,7 @@ class ItemProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredUser:
     """A user's data in encoder and state store. in_model: training gave the user a component. forgotten_up_to: offset
-    by partition of `interactions`, empty without a forget.
+    by partition of `interactions`, empty if the user was never forgotten.
     """
 
     pseudonym: str
@@ -73,7 +73,7 @@ class StoredUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributions:
-    """A refresher's data of a user. partitions: those of `attributions` that the refresher reads."""
+    """A refresher's data of a user. partitions: which partitions of `attributions` the refresher reads."""
 
     summed_interactions: int = 0
     remembered_interactions: int = 0
@@ -91,7 +91,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A user's answers, newest first. oldest_ms: time of the oldest record read. is_complete: none are older."""
+    """A user's answers, newest first. oldest_ms: time of the oldest record read. is_complete: no answer is older."""
 
     answers: Sequence[Shown]
     oldest_ms: int | None
@@ -174,7 +174,7 @@ class Candidates(Protocol):
 
 
 class Reranker(Protocol):
-    """The full model over a pool, with rules and diversity."""
+    """Scores a pool with the full model; applies rules and diversity."""
 
     async def rerank(self, query_state: PackedQueryState, pool: Pool, wanted: RerankQuery, timeout_s: float) -> Ranking:
         """Return at most k items of the pool, best first."""
@@ -194,7 +194,7 @@ class TextSources(Protocol):
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
-        """Return at most k allowed items of each source, or its error: PreconditionFailed if it is not loaded.
+        """Return at most k allowed items of each source, or the source's error: PreconditionFailed if it is not loaded.
 
         Raises: DependencyUnavailable, DeadlineExceeded if the call fails.
         """
@@ -220,7 +220,7 @@ class StreamEnds(Protocol):
         """Return the next record's offset by partition of `interactions`."""
 
     async def records(self, offsets: Mapping[int, int], timeout_s: float) -> Mapping[int, SourceRecord]:
-        """Return the record of `interactions` at one offset per partition, without absent ones."""
+        """Return the record of `interactions` at one offset per partition; omit absent records."""
 
     async def attribution_partitions(self, timeout_s: float) -> int:
         """Return the number of partitions of `attributions`."""
@@ -278,7 +278,7 @@ class ShownAnswers(Protocol):
         """Return a user's newest answers, within limits of bytes and time."""
 
     async def at(self, user_id: str, exposure_id: str, shown_ms: int) -> Shown:
-        """Return the answer of this time. Raises: NotFound."""
+        """Return the answer with this id and time. Raises: NotFound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

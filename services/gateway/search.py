@@ -1,6 +1,6 @@
 """Search: ask every text source in one call, fuse their ranks, and order the items for the user, if any.
 
-Each source has a circuit breaker; one that is not loaded is no failure. Search fails only if no source answers. Without
+Each source has a circuit breaker; an unloaded source is no failure. Search fails only if no source answers. Without
 a state of the user, the answer is not personal, and is marked.
 """
 
@@ -114,7 +114,7 @@ class TextRetrieval:
 
 
 def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
-    """Return the error for a search without answers: of the errors' common class, else DependencyUnavailable."""
+    """Return the error for a search without answers. It has the errors' common class, or is DependencyUnavailable."""
     errors = [one.answer for one in answers if isinstance(one.answer, FreshetError)]
     reasons = "; ".join(dict.fromkeys(error.message for error in errors))
     kinds = {type(error) for error in errors if not isinstance(error, PreconditionFailed)} or {PreconditionFailed}
@@ -129,13 +129,13 @@ def without_seen(wanted: ItemFilter, seen: Sequence[str]) -> ItemFilter:
     return replace(wanted, deny_item_ids=(*wanted.deny_item_ids, *seen))
 
 
-# Items of each source, at least twice k: an item of middle rank in two sources can win. At larger depths, items of low
+# Items asked of each source, at least twice k: a middle rank in two sources can win. At larger depths, items of low
 # rank in all sources win: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 is .759 with 100, .792 with 50, .825
 # with 30, .850 with 20.
 DEPTH = 30
 # How many found items the user's model orders, at least k.
 PERSONAL_POOL = 200
-# How many last seen items come first if found.
+# So many last seen items come first if they are found.
 RECENT = 10
 
 
@@ -228,7 +228,7 @@ class Search:
     async def _order(
         self, work: Work[SearchQuery], state: PackedQueryState | None, fused: Sequence[Fused]
     ) -> tuple[Ranking | None, SourceTime]:
-        """Order found items by the user's model, without unknown ones. Recent items come first, in the sources' order:
+        """Order the found items that the user's model knows. Recent items come first, in the sources' order:
         users who search for a recent item most likely want it again.
         """
         if state is None:

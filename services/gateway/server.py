@@ -57,7 +57,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     def __init__(
         self, routes: Routes, operations: Operations, tracing: Tracing = OFF, stops: Callable[[], bool] = lambda: False
     ) -> None:
-        """stops: whether the process is stopping, so that streams end."""
+        """stops: returns whether the process is stopping, so that streams end."""
         self.routes, self.operations, self.tracing, self.stops = routes, operations, tracing, stops
 
     async def Recommend(self, request: pb.RecommendRequest, context: Any) -> pb.RecommendResponse:

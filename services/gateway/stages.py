@@ -45,19 +45,19 @@ class Limits:
 
     # Time limit of a request without a deadline.
     budget_s: float = 2.0
-    # One call of the state store.
+    # Time limit of one call of the state store.
     state_timeout_s: float = 0.25
-    # One call of another process.
+    # Time limit of one call of another process.
     stage_timeout_s: float = 0.4
-    # One record's acknowledgement by the stream.
+    # Time limit for the stream to acknowledge one record.
     append_timeout_s: float = 1.5
-    # An edit of items, until it was read back.
+    # Time limit from an edit of items until it was read back.
     edit_timeout_s: float = 5.0
     # How long a failed component is not called.
     breaker_s: float = 0.5
     # Part of the deadline reserved for a degraded answer.
     answer_reserve_s: float = 0.01
-    # Reserved for everything after the wait for a freshness token.
+    # Part of it reserved for everything after the wait for a freshness token.
     token_reserve_s: float = 0.08
     token_poll_s: float = 0.008
     # Part of Search's deadline reserved for the reranker. This and `answer_reserve_s` take a third at most.
@@ -114,7 +114,7 @@ class Work(Generic[Q]):
             self.degradations.append(kind)
 
     def searched(self, found: Found, *, is_timed: bool = True) -> None:
-        """Add a search's costs. is_timed: also its time."""
+        """Add a search's costs. is_timed: also add the search's time."""
         if is_timed:
             self.times.queue_ms += found.queue_ms
             self.times.first_stage_ms += found.stage_ms
@@ -136,7 +136,7 @@ class Work(Generic[Q]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundState:
-    """A user's state and its source. stored: set if the state store had it. last_event_ms: Unix milliseconds.
+    """A user's state and its source. stored: the state, if it comes from the store. last_event_ms: Unix milliseconds.
 
     is_whole: the state reflects the whole stored history. answered: False if state store or encoder failed.
     """
@@ -178,7 +178,7 @@ class Stages:
         }
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
-        """Return the user's view. partition: its watermark is read; None: the user's partition."""
+        """Return the user's view. partition: the one whose watermark is read; None: the user's partition."""
         user_id, read = work.query.user_id, self.ports.states.read_user
         return await self._attempt(
             work,
@@ -187,7 +187,7 @@ class Stages:
         )
 
     async def read_seen(self, work: Work[Any]) -> UserView | None:
-        """Return the user's view, add its seen items to `work`, and mark what the store lacks."""
+        """Return the user's view and add its seen items to `work`. Mark the answer if the store fails or lost data."""
         view = await self.read_user(work, with_seen=True)
         if view is None:
             work.mark(Degradation.STATE_STORE_DOWN)
@@ -213,7 +213,7 @@ class Stages:
         return encoded
 
     async def find_state(self, work: Work[Any], view: UserView) -> FoundState:
-        """Return a stored state of the whole history, else a state encoded now, else the stale one (marked)."""
+        """Return a stored state of the whole history, else a state encoded now, else the stale one with a mark."""
         stored = view.state
         if stored is not None and view.reaches_history:
             found = FoundState.of_stored(stored)
@@ -224,7 +224,7 @@ class Stages:
         return found
 
     def asked_with(self, work: Work[Any], found: FoundState, at_ms: int) -> PackedQueryState | None:
-        """Apply the user's absence until `at_ms` to the state."""
+        """Return the state with the effect of the time from the user's last event until `at_ms`."""
         if found.query_state is None:
             return None
         state, work.absence_bucket = after_absence(found.query_state, self.model.absence, found.last_event_ms, at_ms)
@@ -310,8 +310,8 @@ class Stages:
     async def _attempt(
         self, work: Work[Any], dependency: str, call: Callable[[float], Awaitable[T]], limit_s: float | None = None
     ) -> T | None:
-        """Call through the breaker; None: the call failed. It ignores time-outs due to the caller's deadline. limit_s:
-        None: that of the component.
+        """Call through the breaker; return None if the call fails. The breaker ignores time-outs due to the caller's
+        deadline. limit_s: None means the component's limit.
         """
         if limit_s is None:
             is_store = dependency in ("state_store", "sessions")

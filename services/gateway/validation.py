@@ -200,7 +200,9 @@ def _check_filter(wanted: ItemFilter, kinds: Kinds, field: str = "filter") -> No
 
 
 def with_times(history: Sequence[HistoryEvent], now_ms: int) -> tuple[HistoryEvent, ...]:
-    """Give each event without a time that of its predecessor; at the beginning, the first known time, else `now_ms`."""
+    """Give events without a time the time of their predecessor. Those at the beginning get the first known time, else
+    `now_ms`.
+    """
     if all(event.event_time_ms is not None for event in history):
         return tuple(history)
     time_ms = next((event.event_time_ms for event in history if event.event_time_ms is not None), now_ms)

@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 
 def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tuple[Sources, list[TextEncoder]]:
-    """Load all usable sources; return the encoders to close, too. Raises: BundleError without a model bundle."""
+    """Load all usable sources; return them and the encoders to close. Raises: BundleError without a model bundle."""
     bundle = load_bundle(settings.bundle)
     text_bundle, reason = open_text_bundle(settings.text)
     documents = () if text_bundle is None else text_bundle.item_index

@@ -1,7 +1,7 @@
 """Follow `items` and `search-clicks`, each in a thread.
 
-`search-clicks` is read from its beginning: the text source's learnt state is stored nowhere else. A poll's records are
-one change. Unreadable and poison records are dead-lettered.
+`search-clicks` is read from its beginning, because the text source's learnt state is stored nowhere else. The records
+of one poll are applied as one change. Unreadable and poison records are dead-lettered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from services.platform.stream.topic_follower import TopicFollower
 
 
 class ItemChanges(Listener):
-    """Gives the sources what the catalogue's follower reads."""
+    """Passes the item descriptions that the catalogue's follower reads to the sources."""
 
     def __init__(
         self, sources: Sources, metrics: GeneratorMetrics, *, on_change: Callable[[], None] = lambda: None

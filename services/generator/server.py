@@ -65,7 +65,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
 
 
 def info_message(sources: Sources, next_item: int) -> generator_pb2.GetGeneratorInfoResponse:
-    """Return what is loaded, and the next offsets. next_item: of topic `items`."""
+    """Return which sources are loaded, and the next offsets. next_item: the next offset of topic `items`."""
     text, phrases = sources.text, sources.phrases
     return generator_pb2.GetGeneratorInfoResponse(
         text_version=sources.text_version,

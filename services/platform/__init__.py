@@ -1,1 +1,1 @@
-"""The base of every process. Importing a module opens no connection, reads no environment, configures no logging."""
+"""Code that every process uses. Importing a module opens no connection, reads no environment, configures no logging."""

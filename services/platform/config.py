@@ -25,22 +25,22 @@ class ProcessSettings(TransportSettings):
     asks_client_certificates: ClassVar[bool] = True
 
     host: str = "127.0.0.1"
-    # Each process has its own default; 0 takes any free port (tests).
+    # Each process sets its own default. Tests use 0, which takes any free port.
     port: int = Field(default=0, ge=0, le=65535)
-    # None: port + 1000. 0: no metrics endpoint.
+    # None means port + 1000; 0 disables the metrics endpoint.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     # Replication factor and min.insync.replicas of created topics. 0: see `Replicas`.
     kafka_replication: int = Field(default=0, ge=0, le=100)
     kafka_min_in_sync: int = Field(default=0, ge=0, le=100)
     bundle: Path = Path(".freshet/bundle")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    # "": no traces.
+    # "" disables tracing.
     otlp_endpoint: str = ""
     compute_threads: int = Field(default=1, ge=1, le=256)
     # RPCs in flight before new ones are rejected with RESOURCE_EXHAUSTED.
     max_in_flight: int = Field(default=512, ge=1, le=100_000)
-    # Maximum age of a gRPC connection; its running calls finish. 0: unlimited. A server that the load balancer removed
-    # this long before it ends has no connections left.
+    # Maximum age of a gRPC connection, whose running calls may finish; 0 means unlimited. A server that the load
+    # balancer removed this long before its end has no connections left then.
     connection_seconds: float = Field(default=0.0, ge=0, le=86_400)
     # Seconds for running calls to finish after SIGTERM.
     drain_seconds: float = Field(default=5.0, ge=0, le=300)
@@ -97,7 +97,7 @@ def _mask(value: str) -> str:
         return value
     try:
         parts = urlsplit(value)
-    except ValueError:  # its password cannot be located
+    except ValueError:  # a password in it could not be located
         return "***"
     if "password=" in parts.query:
         query = [(name, "***" if name == "password" else text) for name, text in parse_qsl(parts.query)]
@@ -120,7 +120,7 @@ def load_settings(kind: type[S], **given: Any) -> S:
 
 
 def environment_tls() -> Tls | None:
-    """Return the TLS files of a command; None: plaintext. Raises: ConfigError."""
+    """Return the TLS files of a command; None means plaintext. Raises: ConfigError."""
     return load_settings(TransportSettings).tls
 
 

@@ -68,7 +68,7 @@ class Conflict(FreshetError):
 
 
 class Overloaded(FreshetError):
-    """The queue, the limit or the caller's rate is used up."""
+    """The queue, the concurrency limit or the caller's rate limit is used up."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     default_retriable = True

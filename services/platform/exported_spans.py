@@ -31,14 +31,14 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class ExportedSpans(Tracing):
-    """Has its own provider instead of the global one."""
+    """Tracing with a provider of its own, not the global one."""
 
     is_on = True
 
     def __init__(self, process: str, exporter: SpanExporter) -> None:
         self.provider = TracerProvider(
             resource=Resource.create({SERVICE_NAME: f"freshet-{process}"}),
-            # Events are recorded exceptions, which have texts.
+            # The only span events are exceptions, whose texts must not be exported.
             span_limits=SpanLimits(max_events=0),
         )
         self.provider.sampler = _Linked(self.provider.sampler)

@@ -1,6 +1,6 @@
-"""What the machine has: memory for something large, memory to return, and free TCP ports.
+"""Check the available memory, return freed memory to the system, and find taken TCP ports.
 
-The limit of memory is the configured one, or else the memory available on the machine and in its control group.
+The memory limit is configured; otherwise it is the memory available on the machine and in its control group.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
 
 
 def require_memory(what: str, needed_bytes: int, *, limit_mb: int, variable: str) -> None:
-    """Raise MemoryError unless `needed_bytes` fit. limit_mb: MiB, set by `variable`; 0: the available memory."""
+    """Raise MemoryError unless `needed_bytes` fit. limit_mb: MiB, set by `variable`; 0 means all available memory."""
     limit = limit_mb * _MIB if limit_mb else available_bytes()
     if needed_bytes > limit:
         source = f"{variable}={limit_mb}" if limit_mb else "what is available here"
@@ -49,9 +49,9 @@ class PortTaken(RuntimeError):
 
 
 def port_owner(port: int) -> str | None:
-    """Return name and pid of the process that listens on `port`, else of one with an outgoing connection from it.
+    """Return name and pid of the process that listens on `port`, or else has an outgoing connection from it.
 
-    None: no owner is visible.
+    Return None if no owner is visible.
     """
     try:
         connections = psutil.net_connections("tcp")
@@ -75,7 +75,7 @@ def check_port_free(host: str, port: int) -> None:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # The TIME_WAIT of a server's own connections does not take its port.
+        # A server's old connections in TIME_WAIT do not keep its port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -1,5 +1,6 @@
-"""Prometheus metrics and their endpoint. Names are `freshet_<process>_...` with base unit seconds; no label is a user
-id.
+"""Prometheus metrics and their endpoint.
+
+Names begin with `freshet_<process>_`, times are in seconds, and no label is a user id.
 """
 
 import sys
@@ -72,7 +73,7 @@ def serve_metrics(
             client_cafile=str(tls.ca),
             client_auth_required=True,
         )
-        # In the accepting thread, the handshake of a client that sends nothing would block all others.
+        # In the accepting thread, a client that sends no handshake would block all others.
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
         server.handle_error = _say_refused  # type: ignore[method-assign,assignment]
     except OSError as exc:

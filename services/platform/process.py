@@ -1,6 +1,6 @@
-"""Start and end a process, and its logs: one JSON object per line on stdout, libraries' logs included.
+"""Start and end a process, and configure its logs and those of libraries.
 
-Fields of `structlog.contextvars` and the request id are on each line.
+A log line on stdout is one JSON object; it includes the request id and the fields of `structlog.contextvars`.
 """
 
 import logging
@@ -79,7 +79,7 @@ S = TypeVar("S", bound=ProcessSettings)
 
 log = structlog.get_logger()
 
-# Threads yield the interpreter this often, so a request waits at most this long.
+# The running thread yields the interpreter after this time, so that a request waits less for other threads.
 _SWITCH_INTERVAL_S = 0.0005
 
 

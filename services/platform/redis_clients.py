@@ -44,7 +44,7 @@ def open_client(url: str, *, timeout_s: float) -> redis.Redis:
 
 
 def open_async_client(url: str, *, timeout_s: float, max_connections: int = 64) -> redis.asyncio.Redis:
-    """Return a client for an event loop. max_connections: per node."""
+    """Return an asyncio client. max_connections: most connections to one node."""
     if nodes := cluster_nodes(url):
         options = _node_options(parse_url(node_url(url)), timeout_s)
         cluster = redis.asyncio.RedisCluster(
@@ -82,7 +82,7 @@ def _node_options(found: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
 
 
 class _Cluster:
-    """Constructs redis-py's cluster client, whose constructor connects, on first use."""
+    """Constructs redis-py's cluster client on first use, because its constructor connects."""
 
     def __init__(self, nodes: list[tuple[str, int]], options: Mapping[str, Any]) -> None:
         self._nodes, self._options = nodes, options
@@ -117,7 +117,7 @@ class _Cluster:
     def info(self, section: str = "everything") -> dict[str, Any]:
         """Return the info of the fullest master, because a full master rejects writes.
 
-        Its counts of removed keys are the sums over all masters.
+        The counts of removed keys are summed over all masters.
         """
         masters: Any = self.client().info(section, target_nodes=redis.RedisCluster.PRIMARIES)
         found: list[dict[str, Any]] = list(masters.values())
@@ -164,7 +164,7 @@ class _Pipeline:
 
 
 class _AsyncCluster:
-    """redis-py's client with a concurrent pipeline and a ping of one node."""
+    """redis-py's cluster client, but its pipeline sends commands concurrently and its ping asks one node."""
 
     def __init__(self, cluster: redis.asyncio.RedisCluster) -> None:
         self._cluster = cluster
@@ -181,7 +181,7 @@ class _AsyncCluster:
 
     async def aclose(self) -> None:
         await self._cluster.aclose()
-        # Its own `aclose` closes nothing during a refresh.
+        # redis-py's `aclose` closes nothing during a refresh.
         for kind in ("nodes_cache", "startup_nodes"):
             await self._cluster.nodes_manager.aclose(kind)
 

@@ -1,8 +1,8 @@
 """A call's request id, deadline, caller and trace.
 
 Traces (OpenTelemetry, over gRPC and Kafka) are on if an OTLP endpoint is set. Otherwise the library is not imported,
-and there are no interceptors, which cost each RPC some tens of microseconds. A record has its writer's context in the
-header `traceparent` (W3C Trace Context); a batch's span has links to its records.
+and there are no interceptors, which cost each RPC some tens of microseconds. A record's header `traceparent` (W3C Trace
+Context) identifies the span that wrote the record; a batch's span has links to the spans of its records.
 """
 
 import secrets
@@ -31,7 +31,7 @@ def new_request_id() -> str:
 
 
 def remaining_seconds() -> float | None:
-    """Return the seconds until the deadline, maybe negative; None without one."""
+    """Return the seconds until the deadline, negative after it; None if there is no deadline."""
     at = deadline.get()
     return None if at is None else at - time.monotonic()
 
@@ -54,7 +54,7 @@ class Tracing:
     is_on = False
 
     def headers(self) -> Headers:
-        """Return a record's headers; none if not sampled."""
+        """Return a record's tracing headers; none if the current span is not sampled."""
         return ()
 
     def sampled(self, records: Iterable[SourceRecord]) -> Mapping[tuple[int, int], str]:

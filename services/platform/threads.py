@@ -1,10 +1,10 @@
-"""Work outside the event loop: natural batching, and large requests in one thread.
+"""Do work outside the event loop: compute requests in batches, and process large requests in one thread.
 
-Requests that arrive while one batch is computed form the next. There is no timer, so a lone request never waits. A
-separate thread does the work; NumPy, PyTorch and the inference client release the GIL.
+Requests that arrive while one batch is computed form the next batch. There is no timer, so a lone request never waits.
+A thread computes the batches; NumPy, PyTorch and the inference client release the GIL.
 
-Large requests are processed in one thread, so that the event loop answers others. Python switches threads every half
-millisecond (`process.py`). With one thread, many large requests delay the loop as little as one does.
+Large requests are processed in one thread, so that the event loop answers other requests. Python switches threads every
+half millisecond (`process.py`). With one thread, many large requests delay the loop as little as one does.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Batcher(Generic[Req, Res]):
         self._closed = False
 
     async def submit(self, request: Req) -> tuple[Res, float]:
-        """Return the result, and the seconds until the batch started. A request cancelled before that is skipped.
+        """Return the result, and the seconds until the batch started. Requests cancelled before the start are skipped.
 
         Raises: Overloaded if the queue is full; any error of `process`.
         """
@@ -115,7 +115,7 @@ _thread = ThreadPoolExecutor(1, "large-requests")
 
 
 async def in_turn(function: Callable[..., T], *args: object) -> T:
-    """Call the function here, or in the thread if the current request is large."""
+    """Call the function here, or in the worker thread if the current request is large."""
     if size_bytes.get() < LARGE_BYTES:
         return function(*args)
     try:
@@ -125,7 +125,7 @@ async def in_turn(function: Callable[..., T], *args: object) -> T:
 
 
 def _trim_soon() -> None:
-    """A large request leaves some megabytes of freed memory."""
+    """Return freed memory later, because a large request leaves some megabytes."""
     global _trimming
     loop = asyncio.get_running_loop()
     if _trimming is None or _trimming.cancelled() or _trimming.when() < loop.time():

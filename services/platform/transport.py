@@ -77,7 +77,6 @@ def check_replicas(value: str) -> str:
     return ",".join(parts)
 
 
-# For a Redis server, and for a cluster.
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 CLUSTER_SCHEMES = ("redis+cluster", "rediss+cluster")
 
@@ -117,7 +116,7 @@ def check_redis_url(value: str) -> str:
 
 
 class TransportSettings(BaseSettings):
-    """Shared by processes and commands. A field's environment variable is its name with the prefix FRESHET_."""
+    """Settings of processes and commands. A field's environment variable is its name with the prefix FRESHET_."""
 
     model_config = SettingsConfigDict(
         env_prefix="FRESHET_",
@@ -129,8 +128,8 @@ class TransportSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    # PEM files, all or none. With them a process serves TLS. Except for the gateway and the console, it requires client
-    # certificates signed by the CA.
+    # PEM files: all are set or none. With them a process serves TLS. All processes but the gateway and the console then
+    # require client certificates signed by the CA.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
@@ -143,7 +142,6 @@ class TransportSettings(BaseSettings):
     kafka_password: SecretStr = SecretStr("")
     kafka_password_file: Path | None = None
     inference_server: str = "127.0.0.1:18001"
-    # Whether the inference server uses TLS.
     inference_server_tls: bool = False
 
     @field_validator("inference_server")
@@ -206,14 +204,14 @@ class TransportSettings(BaseSettings):
 
     @property
     def tls(self) -> Tls | None:
-        """This process's certificate; None: plaintext."""
+        """This process's certificate; None means plaintext."""
         if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
             return None
         return Tls(certificate=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
 
     @property
     def inference_tls(self) -> Tls | None:
-        """The certificate for the inference server; None: plaintext."""
+        """The certificate for the inference server; None means plaintext."""
         return self.tls if self.inference_server_tls else None
 
     @property
@@ -232,7 +230,7 @@ class TransportSettings(BaseSettings):
 
     @property
     def redis(self) -> str:
-        """The state store's URL, with the certificates if it is encrypted."""
+        """The state store's URL; an encrypted one includes the certificates."""
         if self.tls is None or not self.redis_url.startswith(("rediss://", "rediss+cluster://")):
             return self.redis_url
         files = {"ssl_ca_certs": self.tls.ca, "ssl_certfile": self.tls.certificate, "ssl_keyfile": self.tls.key}

@@ -1,4 +1,4 @@
-"""Limits of texts, checked wherever one enters the system. Errors are logged, so they do not repeat the text."""
+"""Check texts wherever they enter the system. Errors are logged, so they do not repeat the text."""
 
 from services.platform.errors import InvalidRequest
 
@@ -7,7 +7,7 @@ MAX_QUERY_BYTES = 1024
 
 
 def utf8_size(name: str, text: str) -> int:
-    """Return the size in UTF-8. Raises: InvalidRequest if it is not valid."""
+    """Return the size in UTF-8. Raises: InvalidRequest if the text is not valid UTF-8."""
     try:
         return len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as exc:

@@ -30,9 +30,9 @@ log = structlog.get_logger()
 
 
 def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
-    """Load the newest snapshot's items if the settings name a folder, else the bundle's.
+    """Load the newest snapshot's items if the settings name a folder, otherwise the bundle's items.
 
-    Without a memory limit a bundle of any size starts, because its files are mapped. Raises: BundleError, MemoryError.
+    Without a memory limit a bundle of any size loads, because its files are mapped. Raises: BundleError, MemoryError.
     """
     bundle = load_bundle(settings.bundle)
     if settings.max_memory_mb:
@@ -53,7 +53,7 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
 
 
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
-    """Return the catalogue with its last versions, without algorithms: items are looked up by id."""
+    """Return the catalogue with its last versions. It has no search algorithms, because items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
     return LiveCatalogue(base, build=lambda items: {}, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot)
 

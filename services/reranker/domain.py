@@ -13,10 +13,10 @@ from services.algorithms.scoring.states import QueryStates
 class RerankQuery:
     """A request to rerank a pool.
 
-    bound: no allowed item outside the pool has a higher s (-inf: there is none; None: no proof). max_per_category: 0 is
-    no limit. diversity: weight of dissimilarity, 0-1. index_version, position: of the pool; "" and None if unknown.
-    votes: one per item, or empty; model_share: their lambda. discounts: subtracted from final scores, at least 0, one
-    per item, or empty.
+    bound: no allowed item outside the pool has a higher s (-inf if there is none, None without a proof).
+    max_per_category: 0 means no limit. diversity: weight of dissimilarity, 0-1. index_version, position: the version
+    that made the pool; "" and None if unknown. votes: one per item, or empty. model_share: the model's weight against
+    votes (lambda). discounts: subtracted from final scores, at least 0, one per item, or empty.
     """
 
     query: QueryStates
@@ -38,8 +38,8 @@ class RerankQuery:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
     """The chosen items in display order. A score is s, or with votes model_share * s + (1 - model_share) * vote, minus
-    the discount, plus the rules' boosts. certificate: of the ranking before rules and diversity. rules: per item, those
-    that changed its score or position.
+    the discount, plus the rules' boosts. certificate: certifies the ranking before rules and diversity. rules: for each
+    item the rules that changed its score or position.
     """
 
     item_ids: list[str]

@@ -1,7 +1,7 @@
 """Rerank: score a pool in full, certify the result, then apply rules and diversity. Also explains scores.
 
-The event loop validates and queues; one worker thread scores in float64 over the stored states, with the version that
-made the pool, while that is available.
+The event loop validates and queues pools. One worker thread scores them in float64 from the stored states, with the
+version that made the pool if that version is still available.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class RerankerMetrics:
 Ruled = Sequence[tuple[Rule, Mask]]
 MAX_K = 1_000
 MAX_POOL = 10_000
-# Pools per turn of the worker thread; pools that may wait.
+# Most pools per turn of the worker thread, and most pools that wait.
 MAX_BATCH, MAX_QUEUE = 32, 256
 # How long a pool waits for its version: both processes apply the same log, some milliseconds apart.
 _VERSION_WAIT_S = 0.01
@@ -102,7 +102,7 @@ class Rerank:
         return [self._rank(request) for request in requests]
 
     def explain(self, asked: ExplainQuery) -> ExplainedScore:
-        """Explain an item's score. Raises: as a rerank; NotFound for an item without a state."""
+        """Explain an item's score. Raises: what a rerank raises; NotFound for an item without a state."""
         validate_id("item_id", asked.item_id)
         self._check_rules(asked.rules)
         self._check_query(asked.query, asked.model_version)
@@ -226,7 +226,7 @@ class Rerank:
         chosen = self._chosen(request, items, order, scores, ruled)
         proof = ESTIMATE
         if is_the_pools:
-            # Limits may choose items below the pool's k best; a pinned item stays at its position.
+            # Category limits may choose items below the pool's k best; a pinned item stays at its position.
             shown = dict(enumerate(chosen.tolist(), start=1))
             pinned = {shown[rule.pin] for rule, mask in ruled if rule.pin in shown and mask[shown[rule.pin]]}
             rows = list({*shown.values()} - pinned | {request.k - 1})

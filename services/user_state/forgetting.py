@@ -1,7 +1,7 @@
-"""Read the topic `forgets` in an encoder process: first all of it, then new records. Erase what they cover.
+"""Read the topic `forgets` in an encoder process: first the whole topic, then new records. Erase forgotten events.
 
-A forget names positions of `interactions`. Records at or below them have no effect, even after redelivery, a rebuild or
-an import. The caller tracks progress.
+A forget is a record that names positions of `interactions`. Interactions at or below them have no effect, even after
+redelivery, a rebuild or an import. The caller tracks progress.
 """
 
 import threading
@@ -24,7 +24,7 @@ _PARTITION = 0
 
 
 class Forgotten:
-    """The forgotten positions of each user from all forgets so far. They only increase."""
+    """The forgotten positions of each user, which only increase."""
 
     def __init__(self) -> None:
         self._up_to: dict[str, Mapping[int, int]] = {}
@@ -65,9 +65,9 @@ def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
 
 
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
-    """Return the history without the events up to these positions, which it adds to `forgotten`.
+    """Return the history without the events up to these positions, and with the positions in `forgotten`.
 
-    The applied positions, and hashes and outcomes of recent event ids remain: they identify a redelivery.
+    The applied positions and the hashes and outcomes of recent event ids remain, because they identify a redelivery.
     """
     forgotten = furthest(history.forgotten, up_to)
     return UserHistory(
@@ -142,7 +142,7 @@ class ForgetTopic:
         self._is_whole = False
 
     def read(self) -> list[ForgetRecord]:
-        """Return the records since the last call without waiting; first the whole topic.
+        """Return the records since the last call without waiting; the first call returns the whole topic.
 
         Raises: DependencyUnavailable; the next call then reads the same records.
         """
@@ -167,10 +167,10 @@ class ForgetTopic:
 
 @dataclass(kw_only=True, eq=False)
 class KnownForgets:
-    """All forgets so far.
+    """All forgets read so far.
 
-    ends: returns one past the last record of each partition of `interactions`. unreadable: unreadable records
-    without a dead letter yet. named: per partition the highest offset in any forget.
+    ends: returns the end offset of each partition of `interactions`. unreadable: unreadable records that have no dead
+    letter yet. named: for each partition the highest offset in any forget.
     """
 
     topic: ForgetTopic
@@ -180,7 +180,7 @@ class KnownForgets:
     named: Mapping[int, int] = field(default_factory=dict, init=False)
     # Each user's latest forget; compaction retains it.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
-    # Records not yet compared with the log's ends; whether the last comparison found positions beyond them.
+    # Records not yet compared with the log's ends, and whether the last comparison found positions beyond the ends.
     _compared_next: list[ForgetRecord] = field(default_factory=list, init=False)
     _was_ahead: bool = field(default=False, init=False)
     # Guards what `of` reads.

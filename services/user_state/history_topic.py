@@ -1,4 +1,4 @@
-"""The compacted topic `histories` for its writer: marks, newest records and their positions."""
+"""Read and write the compacted topic `histories`, and find each user's newest record and each partition's mark."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ _FEW = 65_536
 class HistoryTopic:
     """Reads and writes the assigned partitions.
 
-    kept: called with the number of users written. marks: the newest of each assigned partition. is_another: the topic
+    kept: called with the number of users written. marks: each assigned partition's newest mark. is_another: the topic
     was recreated.
     """
 
@@ -54,8 +54,10 @@ class HistoryTopic:
         self._indexing: Iterator[object] | None = None
 
     def take(self, partitions: Sequence[int], num_partitions: int) -> dict[int, Mark]:
-        """Add partitions, and return the newest mark of each that has one; `marks` gets empty ones. num_partitions: of
-        `interactions`. Raises: PreconditionFailed if the topic has another number; DependencyUnavailable.
+        """Assign more partitions. Return the newest marks found; partitions without one get an empty mark in `marks`.
+
+        num_partitions: of `interactions`. Raises: PreconditionFailed if the topic has another number;
+        DependencyUnavailable.
         """
         if (found_partitions := self._topic.num_partitions()) != num_partitions:
             raise PreconditionFailed(
@@ -99,8 +101,8 @@ class HistoryTopic:
             self.marks[partition] = mark
 
     def write(self, histories: Mapping[str, PackedHistory | None], homes: Mapping[str, int]) -> list[str]:
-        """Write each user to its home partition, if assigned; None writes a tombstone. Return the users whose record
-        got no offset. Raises: DependencyUnavailable, Conflict.
+        """Write users whose home partition is assigned; None writes a tombstone. Return the users whose record's offset
+        is unknown. Raises: DependencyUnavailable, Conflict.
         """
         records = []
         for user_id, history in histories.items():
@@ -147,7 +149,7 @@ class HistoryTopic:
         return self._records.total()
 
     def has_record(self, user_id: str) -> bool:
-        """Whether the user has a record, as far as read."""
+        """Whether a record of the user was read or written."""
         return self._index.get(user_id.encode()) is not None
 
     def read(self, record: SourceRecord) -> HistoryRecord | None:
@@ -179,9 +181,7 @@ class HistoryTopic:
         return self._indexing is not None
 
     def index_again(self, partitions: Sequence[int]) -> Iterator[Sequence[SourceRecord]]:
-        """Index these partitions and all that are not fully indexed. Yield their records. Raises:
-        DependencyUnavailable.
-        """
+        """Index these and all partly indexed partitions. Yield their records. Raises: DependencyUnavailable."""
         self._unindexed.update(partitions)
         yield from self._read_index()
         self._indexing = None
@@ -228,8 +228,8 @@ def _newest_marks(records: Sequence[SourceRecord]) -> dict[int, Mark]:
 
 
 class HistoryIndex:
-    """The position of each user's newest record, in 16 bytes. If two users share a hash, it has the position of one of
-    them; the reader compares the record's key.
+    """The position of each user's newest record, in 16 bytes per user. For two users with one hash, it has only one
+    position, so the reader compares the record's key.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ hash slot.
 
 A user's position is the text `epoch|partition:offset,...|partition:offset,...`; the second list has the forgotten
 offsets. A position of an earlier epoch reads as absent. Every write compares the whole text, so a write prepared before
-a forget cannot restore forgotten data.
+a user is forgotten cannot restore the user's data.
 
 The table of users has each user's last applied offset of the home partition, and the keys' expiry. A user in the
 table is lost, not new, if the keys are missing or have a lower offset than the table.
@@ -42,11 +42,11 @@ STATE_FIELDS = (
 # Popular items per partition. An item that drops out loses its level and restarts with its next event, which outweighs
 # the old ones.
 MAX_POPULAR = 2_000
-# The `position` of the history that the state reflects. A duplicate advances it too, unless a process with
-# another model applies it.
+# The `position` of the history that the state reflects. A duplicate record advances it too, unless a process with
+# another model applies the record.
 STATE_POSITION = "history_position"
-# `partition:offset traceparent` of the traced event that made a state. A later write without a trace leaves it; the
-# position then differs from the state's.
+# `partition:offset traceparent` of the traced event that made a state. A later write without a trace does not replace
+# it, so its position then differs from the state's.
 STATE_TRACE = "trace"
 
 
@@ -150,7 +150,7 @@ TABLE_EPOCH = ""
 
 
 def pack_entry(offset: int, expires_s: int) -> str:
-    """Pack an entry of the table of users. offset: last applied one of the home partition (-1: none)."""
+    """Pack an entry of the table of users. offset: last applied offset of the home partition, or -1."""
     return f"{offset}:{expires_s}"
 
 

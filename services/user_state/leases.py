@@ -77,7 +77,7 @@ class RedisLeases:
     def __init__(
         self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0, stuck_s: float = STUCK_S
     ) -> None:
-        """process, group: prefix of the keys. stuck_s: after this long without a call of `holding`, renewals stop."""
+        """process, group: prefix of the keys. stuck_s: renewals stop if `holding` is not called for this long."""
         self._redis = open_client(url, timeout_s=timeout_s)
         # A script's keys must be in one cluster slot: the hash tag puts a group's keys there.
         self._prefix = f"{process}:{{{group}}}:"
@@ -87,7 +87,7 @@ class RedisLeases:
         self._release = self._redis.register_script(_RELEASE)
         self._partitions: list[int] = []
         self._holding = Holding({})
-        # Releases begun plus ended: odd while one is in flight.
+        # Number of releases begun plus ended, which is odd while one is in flight.
         self._releases = 0
         # Guards the two fields above. Not locked during Redis calls, because the working loop locks it each turn.
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class RedisLeases:
     def close(self) -> None:
         self._stop.set()
         with self._lock:
-            # Later answers are ignored, as during a release.
+            # An odd number of releases makes `_renew` ignore later answers.
             self._holding, self._releases = Holding({}), self._releases | 1
         if self._thread is not None:
             self._thread.join(2.0)

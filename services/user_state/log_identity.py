@@ -1,8 +1,8 @@
 """Check that a partition of `interactions` is still the log whose records were applied (decision 030).
 
-The progress stores three anchors of each partition. `first` is this epoch's first record. `newest` is its newest record
-and shows whether the log lost its end and was overwritten. `last` is at or shortly before `newest`; it advances only
-after a check found it in place, so it belongs to the same log as the records before it.
+The progress stores three anchors of each partition. `first` is this epoch's first record. `newest` is the newest record
+and shows whether the log lost its end and was overwritten. `last` is at or shortly before `newest`. It advances only
+after a check found its record in place, so it belongs to the same log as the earlier records.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -94,9 +94,9 @@ class LogIdentity:
         self._latest |= latest
 
     def check(self, stream: Reader, partitions: Collection[int]) -> None:
-        """Check that `last` and `newest` are in place, then move `last` to the last record read.
+        """Check that the records at `last` and `newest` are unchanged, then move `last` to the last record read.
 
-        Raises: Conflict if one of them is not (`resync` finds the cause); DependencyUnavailable.
+        Raises: Conflict if a record is not (`resync` finds the cause); DependencyUnavailable.
         """
         known = {partition: self._anchors[partition] for partition in partitions if partition in self._anchors}
         same = _found_last(stream, known)

@@ -4,7 +4,7 @@ The rules:
 - A position is applied once.
 - A recent event id at another position is a duplicate.
 - Events are ordered by (event time, partition, offset).
-- A late event is inserted in order if the window reaches back that far; otherwise it is only noted as seen.
+- A late event is inserted in order if the window reaches back that far; otherwise only its item is noted as seen.
 - An event of a type that the schema excludes from histories changes no history, but its item may count as seen.
 - An undo removes its event.
 - Records at or below the user's forgotten positions have no effect.
@@ -30,8 +30,8 @@ from services.platform.errors import InvalidRequest
 from services.platform.stream.records import DeadLetter, Position, SourceRecord, is_covered
 from services.user_state.values import UserHistory
 
-# Number of a user's last records whose event ids are stored. At most half as many records are applied together, so that
-# a whole redelivery is recognised.
+# Number of a user's last records whose event ids are stored. At most half as many records are applied together, so all
+# ids of a redelivered batch are still stored.
 RECENT_IDS = 128
 MAX_RECORDS_PER_USER = RECENT_IDS // 2
 
@@ -41,14 +41,14 @@ class Outcome(IntEnum):
 
     APPLIED = 0
     DUPLICATE = 1
-    # Older than the window: noted as seen.
+    # Older than the window; only the item is noted as seen.
     LATE = 2
     UNDONE = 3
-    # Its event is neither in the history nor among the recent ids.
+    # The event to undo is neither in the history nor among the recent ids.
     UNDO_WITHOUT_EVENT = 4
     # At or below the user's forgotten position.
     FORGOTTEN = 5
-    # Of a type that the schema excludes from histories.
+    # The schema excludes the event's type from histories.
     KEPT_OUT = 6
     KEPT_OUT_UNSEEN = 7
 
@@ -108,10 +108,10 @@ class Merge:
     """A user after some arrivals.
 
     outcomes: one per arrival. sequences: the histories that prefixes refer to, each oldest event first; the last is the
-    new history. preceding: arrival number -> the history before an inserted or attributed event. undone: arrival number
-    -> the undone event. seen_times: newest event time of each item to note as seen. unseen: items no longer seen; they
-    are removed before `seen_times` is added. changed_by: number of the last arrival that changed the history. news: an
-    arrival was not applied before.
+    new history. preceding: arrival number -> the history before an event that is inserted or gets an attribution.
+    undone: arrival number -> the undone event. seen_times: newest event time of each item to note as seen. unseen:
+    items no longer seen; they are removed before `seen_times` is added. changed_by: number of the last arrival that
+    changed the history. news: at least one arrival is new.
     """
 
     recent: list[RecentId]
@@ -136,7 +136,7 @@ class Merge:
 
     def replace_events(self, events: list[StoredEvent]) -> None:
         """Replace the history; a prefix may refer to the old list."""
-        newest = next(reversed(self.preceding.values()), None)  # sequences never decrease
+        newest = next(reversed(self.preceding.values()), None)  # sequence numbers of prefixes never decrease
         if newest is not None and newest.sequence == len(self.sequences) - 1:
             self.sequences.append(events)
         else:
@@ -156,7 +156,7 @@ def merge(
     """
     void = forgotten or {}
     result = Merge(recent=list(history.recent), positions=dict(history.positions), sequences=[list(history.events)])
-    # The last index of each id in `recent`, which is cut at the end. Older ids than its last RECENT_IDS do not count.
+    # The last index of each id in `recent`. Only the last RECENT_IDS entries count; older ones are deleted below.
     last_at = {entry.id_hash: at for at, entry in enumerate(history.recent)}
     before: dict[tuple[int, int], int] | None = None
     for number, arrival in enumerate(arrivals):
@@ -189,7 +189,7 @@ def merge(
 
 
 def _presumed(arrival: Arrival, schema: EventSchema, void: Mapping[int, int]) -> Outcome:
-    """The outcome of an applied record that is no longer among the recent ids, as after an import that broke off."""
+    """Return the outcome of an applied record whose id is no longer stored, for example after an interrupted import."""
     if is_covered(void, arrival.partition, arrival.offset):
         return Outcome.FORGOTTEN
     kind = schema.of(arrival.interaction.type)
@@ -220,7 +220,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
         events.append(event)
     else:
         at = bisect_right(events, event[:3], key=_order)
-        # A window that never moved has the whole history: nothing precedes it.
+        # A shorter window has never moved, so it has the whole history and nothing precedes it.
         if at == 0 and len(events) >= max_history - max_history // 4:
             return Outcome.LATE
         result.preceding[number] = Prefix(len(result.sequences) - 1, at)
@@ -232,7 +232,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
 
 
 def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, kind: EventType) -> Outcome:
-    """Store the history before an attributed event in `preceding`. The history does not change."""
+    """Leave the history unchanged. If the event gets an attribution, store the prefix before it in `preceding`."""
     if kind.is_attributed:
         at = bisect_right(result.events, event[:3], key=_order)
         if at == 0 and len(result.events) >= max_history - max_history // 4:
@@ -267,7 +267,7 @@ def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
     again = max((event.event_time_ms for event in result.events if event.item_id == item_id), default=None)
     others = (entry for entry in result.recent[first:] if entry.outcome != Outcome.KEPT_OUT_UNSEEN)
     if again is None and any(entry.item_id == item_id for entry in others):
-        return Outcome.UNDONE  # an event outside the window also made it seen
+        return Outcome.UNDONE  # the item stays seen because of an event outside the window
     result.unseen.add(item_id)
     result.seen_times.pop(item_id, None)
     if again is not None:
@@ -280,8 +280,8 @@ def _order(event: StoredEvent) -> tuple[int, int, int]:
 
 
 def rounds(places: Sequence[tuple[int, str]], limit: int = MAX_RECORDS_PER_USER) -> list[list[int]]:
-    """Split records, given as partition and user ("": none), into parts with at most `limit` records of a user. Each
-    part takes as many of each partition as possible.
+    """Split records, given as partition and user ("" if there is no user), into parts with at most `limit` records of a
+    user. Each part takes as many records of each partition as possible.
     """
     parts: list[list[int]] = []
     reached: dict[int, int] = {}

@@ -23,8 +23,8 @@ class HistoryOutbox(Protocol):
     """Writes the topic `histories`."""
 
     def keep(self, records: Sequence[EncodedHistory]) -> Sequence[int]:
-        """Write records, in order within a partition, and return their offsets (-1: unknown) after all are
-        acknowledged. A failure may leave some written.
+        """Write records, in order within a partition. Return their offsets (-1 if unknown) once all are acknowledged. A
+        failure may leave some records written.
         """
 
 
@@ -65,7 +65,7 @@ class Store(Protocol):
         """
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
-        """The users' histories: empty for an unknown user, marked `is_lost` for a lost one."""
+        """Return the users' histories. An unknown user's is empty; a lost user's has `is_lost` set."""
 
     def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
         """Scan these home partitions and yield lost users, possibly repeatedly.
@@ -85,8 +85,8 @@ class Store(Protocol):
     ) -> None:
         """Write every update whose `expected` position is the stored one, then `beside` as `store_states` does.
 
-        watermarks: of this writer's partitions. A user whose home is one of them is written only if the stored
-        watermark is equal. Raises: Conflict if some updates were not written.
+        watermarks: the watermarks of this writer's partitions. A user whose home is one of these partitions is written
+        only if the stored watermark is equal. Raises: Conflict if some updates were not written.
         """
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
@@ -101,7 +101,7 @@ class Store(Protocol):
         """
 
     def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
-        """These users without states, then these partitions' progress."""
+        """Read these users' data except states, then these partitions' progress."""
 
     def user_ids(self, partition: int, epoch: str) -> Sequence[str]:
         """All users whose home is this partition."""

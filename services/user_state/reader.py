@@ -46,7 +46,7 @@ class StateReader:
         self._on_read = on_read
         # The last answer's epoch, which determines homes and rarely changes.
         self._epoch = ""
-        # Home partitions that had progress. If it is missing later, the store lost it.
+        # Home partitions that had progress. If the progress is missing later, the store lost it.
         self._applied = set[int]()
         self._script = ""
         self._read_popular = self._redis.register_script(scripts.READ_POPULAR)
@@ -59,9 +59,9 @@ class StateReader:
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
     ) -> UserView:
-        """State, seen items, epoch and a watermark. partition: whose watermark to read (None: the user's home).
+        """Read state, seen items, epoch and a watermark in one round trip.
 
-        One round trip; a watermark outside the home needs one more.
+        partition: the partition of the watermark. None means the user's home; another one needs a second round trip.
         """
         began, failed = time.perf_counter(), True
         try:
@@ -99,8 +99,8 @@ class StateReader:
         elsewhere: list[bytes | None] | None = None
         with redis_errors():
             if asked != home.partition:
-                # The watermark is read before the state: read later, it could cover an event that the state lacks. Its
-                # key has another hash slot, so the script cannot read it.
+                # The watermark is read before the state; otherwise it could cover an event that the state lacks. The
+                # script cannot read the watermark, because its key has another hash slot.
                 progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
                 elsewhere = await cast(Awaitable[list[bytes | None]], progress)
             for attempt in (1, 2):
@@ -146,7 +146,7 @@ class StateReader:
         return _checked((found or b"").decode())
 
     async def last_epoch(self) -> str:
-        """The last answer's epoch, else Redis'; "" without one."""
+        """Return the last answer's epoch, or else the epoch in Redis; "" if there is none."""
         if not self._epoch:
             self._epoch = await self._current_epoch()
         return self._epoch

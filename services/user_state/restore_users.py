@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 # Maximum number of users restored by one scan of the log; their histories are in memory meanwhile.
 MAX_TOGETHER = 10_000
-# Users looked up, or whose states are computed, together; seconds of work between two polls.
+# How many users are looked up, or get their states computed, together; seconds of work between two polls.
 SLICE_USERS = 32
 SLICE_S = 0.1
 # Seconds of a turn for finding lost users.
@@ -52,8 +52,8 @@ class ReplayedUser:
 class LogReplay:
     """Merges a user's records of `interactions` again, with the same result as the first time.
 
-    log: a separate reader of `interactions`. letters: a reader of its dead letters, which are left out
-    even if they are readable now.
+    log: a separate reader of `interactions`. letters: a reader of the dead letters of `interactions`; their records are
+    left out even if they are readable now.
     """
 
     log: Reader
@@ -129,7 +129,7 @@ class RestoreUsers:
     clock_ms: Callable[[], int] = now_ms
     # This process's partitions at the last `resynced`.
     _partitions: Collection[int] = field(default=(), init=False)
-    # The present scan of the store; when it began and the next one may begin; the store's count of removed keys then.
+    # The present scan of the store, its begin, the earliest begin of the next one, and the count of removed keys then.
     _looking: Iterator[Collection[str]] | None = field(default=None, init=False)
     _began_ms: int = field(default=0, init=False)
     _next_ms: int = field(default=0, init=False)
@@ -155,9 +155,9 @@ class RestoreUsers:
         self._log_restored()
 
     def resynced(self, partitions: Collection[int], *, is_new_epoch: bool) -> None:
-        """Call it after reading the store's progress. partitions: this process's present ones.
+        """Call it after reading the store's progress. partitions: this process's present partitions.
 
-        If they or the epoch changed, or a scan was running, the next `find` begins a new scan, which finds the waiting
+        If these or the epoch changed, or a scan was running, the next `find` begins a new scan, which finds the waiting
         users again.
         """
         has_others, self._partitions = self._partitions != set(partitions), set(partitions)
@@ -171,10 +171,10 @@ class RestoreUsers:
             self._looking, self._removed = None, -1
 
     def find(self, removed: int, epoch: str, *, look: bool) -> None:
-        """Begin a scan if the store removed keys since the last one began. removed: its count of them.
+        """Begin a scan if the store removed keys since the last scan began. removed: the store's count of removed keys.
 
-        look: begin one anyway, because the store does not count keys that a client deleted. No scan begins during
-        another or in the pause after it.
+        look: begin a scan anyway, because the store does not count keys that a client deleted. No scan begins during
+        another scan or in the pause after it.
         """
         if self._looking is None and self.clock_ms() >= self._next_ms and (removed != self._removed or look):
             self._looking = self.store.find_lost(self._partitions, epoch)
@@ -242,7 +242,7 @@ class RestoreUsers:
                 if user_id in self._waiting and topic.is_newest(record)
             }
         else:
-            # No scan is needed, or it is over: look up users without a record in it, and those added later.
+            # No scan is needed or left: look up users whose record the scan did not find, and users added later.
             self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
             histories = dict.fromkeys(some) | topic.find(some)
         found = {user_id: history for user_id, history in histories.items() if history is not None}

@@ -59,7 +59,7 @@ if redis.call('HSTRLEN', KEYS[1], 'events') > 0 and redis.call('EXISTS', KEYS[2]
 """
     + _WRITE
 )
-# Replaces everything stored; an empty position erases the user. KEYS 6: progress in `forgets`; from 7 on: the user's
+# Replaces all data of a user; an empty position erases the user. KEYS 6: progress in `forgets`; from 7 on: the user's
 # session lists and states of other model versions. The last three of ARGV: the reader of `forgets` that writes (empty:
 # another writer), its expected and its new progress. They detect a node that lacks an earlier forget or rewrite.
 REWRITE = (

@@ -1,7 +1,7 @@
 """Short-lived lists of bytes per user for the gateway, newest entry first, bounded in number and time (decision 050).
 
-A forget, or emptying the store, removes them. Only a user with a history has lists. All lists use at most a tenth of
-Redis' memory (`maxmemory`, else the machine's).
+Forgetting a user or emptying the store removes them. Only a user with a history has lists. All lists use at most a
+tenth of Redis' memory (`maxmemory`, or else the machine's memory).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -49,7 +49,7 @@ class SessionStore:
         timeout_s: float = 0.25,
         max_connections: int = 64,
     ) -> None:
-        """epoch: returns the store's epoch, "" before the first (`StateReader.last_epoch`)."""
+        """epoch: returns the store's epoch (`StateReader.last_epoch`); "" before the first epoch."""
         self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
         self._epoch = epoch
         self._push = self._redis.register_script(_PUSH)

@@ -22,9 +22,9 @@ log = structlog.get_logger()
 class StreamProgress:
     """Caches the state store's progress; `resync` reads it again.
 
-    keep: the durable histories; None if the store cannot lose users. watermarks: by assigned partition. identity: of
-    the logs; the caller passes it the records that it reads, and checks the logs with it before it applies them.
-    tails_lost: the number of new epochs because a log lost its end.
+    keep: the durable histories; None if the store cannot lose users. watermarks: by assigned partition. identity: the
+    caller passes it the records that it reads, and lets it check the logs before it applies them. tails_lost: how many
+    epochs began because a log lost its end.
     """
 
     def __init__(self, store: Store, keep: WriteHistories | None, model_version: str) -> None:
@@ -43,9 +43,9 @@ class StreamProgress:
     def resync(self, stream: Reader) -> bool:
         """Read epoch and watermarks from the store and seek the stream there. Return True if the epoch changed.
 
-        A store without an epoch gets one. Reading then starts after the marks of `histories`, or at the beginning
-        without a mark; records below the committed offsets yield no attributions again. If a log lost its end, the
-        store is emptied and gets a new epoch too; that partition's attributions are published again.
+        A store without an epoch gets one. Each partition is then read from after its mark in `histories`, or from the
+        beginning if it has no mark; records below the committed offsets yield no attributions again. If a log lost its
+        end, the store is emptied and gets a new epoch too; that partition's attributions are published again.
 
         Raises: PreconditionFailed if the topic is not the one whose records were applied.
         """
@@ -99,7 +99,7 @@ class StreamProgress:
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
         self.check_in_step()
-        # A cluster may lose the list of models alone; a forget would then miss their states.
+        # A cluster may lose only the list of models; forgetting a user would then miss the states of these models.
         self._named.clear()
         self.name_model(self._model_version)
 
@@ -124,9 +124,10 @@ class StreamProgress:
         counts: Mapping[int, Mapping[str, int]],
         popular: Mapping[int, PopularityStep] = MappingProxyType({}),
     ) -> None:
-        """Move watermarks to these offsets. counts, popular: of the records since the watermark, by partition.
+        """Move watermarks to these offsets. counts, popular: by partition, from the records since the watermark.
 
-        Raises: Conflict if one differs, or users written since the last move are missing; DependencyUnavailable.
+        Raises: Conflict if a stored watermark differs, or users written since the last move are missing;
+        DependencyUnavailable.
         """
         steps = [
             AdvanceStep(

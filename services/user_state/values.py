@@ -24,7 +24,7 @@ DEFAULT_MAX_SEEN = 2_000
 class StoredState:
     """A user's query state, with the position of its newest applied record and the time of its newest event.
 
-    traceparent: of the span that made it, or "".
+    traceparent: the span that made the state, or "".
     """
 
     query_state: PackedQueryState
@@ -75,7 +75,7 @@ class UserHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserKeys:
-    """What is stored of a user: numbers of events and seen items, and the model versions with a state."""
+    """How many events and seen items of a user are stored, and which model versions have a state."""
 
     history_events: int
     seen_items: int
@@ -126,8 +126,8 @@ class ModelState:
 class Progress:
     """A partition's progress in this epoch.
 
-    watermark: the last applied offset (-1: none). unfinished: users written since it moved. counts: of the records'
-    outcomes. anchors: the writer's text that identifies the log, or "".
+    watermark: the last applied offset, or -1. unfinished: number of users written since the watermark moved. counts:
+    number of records by outcome. anchors: the writer's text that identifies the log, or "".
     """
 
     watermark: int = -1
@@ -180,7 +180,9 @@ class AdvanceStep:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """Redis' memory. removed: keys evicted or expired since its start. memory_share: used share of its limit, or 0."""
+    """Redis' memory. removed: keys evicted or expired since Redis started. memory_share: used share of the limit
+    (0 without one).
+    """
 
     removed: int
     memory_share: float
@@ -190,8 +192,8 @@ class StoreUsage:
 class ForgetsApplied:
     """A reader's stored progress in `forgets`, one text per home partition.
 
-    Writes compare and advance the text: they detect a node that lost writes in a failover. offsets: per partition, the
-    last record applied to all its users (-1: none).
+    Writes compare and advance the text, so they detect a node that lost writes in a failover. offsets: for each
+    partition the last record applied to all its users, or -1.
     """
 
     reader: str

@@ -15,8 +15,8 @@ _ASKED = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warmth:
-    """How many users' states are current. active: users with a history. warm: those whose state reflects all of it.
-    made: states that `freshet model warm` wrote.
+    """How many users' states are current. active: users with a history. warm: users whose state reflects the whole
+    history. made: states that `freshet model warm` wrote.
     """
 
     active: int
@@ -29,9 +29,9 @@ class Warmth:
 
 
 def measure(store: StateWriter, model_version: str) -> Warmth:
-    """How many users have current states of a model.
+    """Count the users with current states of a model.
 
-    Raises: PreconditionFailed if nothing was applied to the store yet; DependencyUnavailable.
+    Raises: PreconditionFailed if no record was applied to the store yet; DependencyUnavailable.
     """
     epoch = current_epoch(store)
     pages = (store.are_whole(users, model_version, epoch) for users in stored_users(store, epoch))

@@ -1,8 +1,8 @@
 """Write every user's history to the compacted topic `histories`, in rounds (decision 032).
 
-A round writes the users whose history changed since the last one, then a mark to each partition: the offset up to which
-the topic reflects `interactions`. After a crash, the records after the marks show the changed users. The marks are in
-the topic, so they are lost only together with it.
+A round writes the users whose history changed since the last round, then a mark to each partition: the offset up to
+which the topic reflects `interactions`. After a crash, the records after the marks show the changed users. The marks
+are in the topic, so they are lost only together with it.
 """
 
 import secrets
@@ -48,7 +48,7 @@ class ChangedUsers:
     elsewhere: dict[int, set[int]] = field(default_factory=dict)
 
     def note(self, user_id: str, home: int, partitions: Collection[int], mine: Collection[int]) -> None:
-        """Record a user's new records in these partitions. home, mine: its home and this process's partitions."""
+        """Note that a user has new records in these partitions. home: the user's. mine: this process's partitions."""
         if home in mine:
             self.users.add(user_id)
             if others := set(partitions) - {home}:
@@ -69,8 +69,8 @@ class ChangedUsers:
 
 @dataclass(slots=True)
 class _Round:
-    """Writing of one round. pending: users to write. targets: the progress at the round's begin. is_whole: every user
-    was written; only then the marks are written.
+    """The state of one round. pending: users to write. targets: the progress when the round began. is_whole: whether
+    every user was written so far; only then are the marks written.
     """
 
     began_at: float
@@ -158,7 +158,7 @@ class WriteHistories:
         return user_id not in self.changed.users and (self._round is None or user_id not in self._round.pending)
 
     def turn(self, watermarks: Offsets) -> bool:
-        """Continue the round, or begin a due one. Return whether it continues.
+        """Continue the round, or begin one if it is due. Return whether the round is unfinished.
 
         Raises: Conflict if the store's watermarks differ from these.
         """
@@ -253,7 +253,7 @@ class WriteHistories:
         return news
 
     def _is_empty(self, partition: int, epoch: str) -> bool:
-        """Whether the store has no user of this home partition, except lost ones of an earlier `_seed`."""
+        """Whether the store has no user of this home partition, except users that `_seed` added and that are lost."""
         lost = {user_id for found in self.store.find_lost([partition], epoch) for user_id in found}
         return len(lost) == len(self.store.user_ids(partition, epoch))
 
@@ -281,7 +281,7 @@ class WriteHistories:
         self.store.advance(steps, epoch)
 
     def _find_changed(self, watermarks: Offsets, epoch: str) -> None:
-        """Note users with records after the known offsets; all users, if these records are too many or deleted."""
+        """Note users with records after the known offsets, or all users if these records are too many or deleted."""
         known_to, mine = self.changed.known_to, self.topic.marks.keys()
         missing = {p: (known_to[p] + 1, last) for p, last in watermarks.items() if known_to[p] < last}
         if not missing:

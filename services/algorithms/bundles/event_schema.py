@@ -1,7 +1,7 @@
 """The meaning of each event type: `events.yaml` of a bundle.
 
-A type's role decides whether the item counts as seen, whether the history has the event, and its PEFA weight, unless
-the file overrides it.
+By default a type's role decides whether the item counts as seen, whether the history has the event, and the event's
+PEFA weight. The file can override each.
 """
 
 import math
@@ -38,7 +38,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventType:
-    """Whether the item counts as seen, whether the history has the event, and its PEFA weight."""
+    """One type: whether its item counts as seen, whether the history has the event, and its PEFA weight."""
 
     role: Role
     seen: bool
@@ -53,14 +53,16 @@ class EventType:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether an encoder without `actions` reads the event. It cannot tell types apart, so negative events are
-        omitted.
+        """Whether an encoder without `actions` reads the event. Such an encoder cannot tell types apart, so it gets no
+        negative events.
         """
         return self.history and self.role is not Role.NEGATIVE
 
     @property
     def is_attributed(self) -> bool:
-        """Whether the refresher gets the event: its own policy may weigh a type that is neutral here."""
+        """Whether the refresher gets the event. A type that is neutral here can have a weight in the refresher's
+        policy.
+        """
         return self.role is not Role.EXPOSURE
 
 

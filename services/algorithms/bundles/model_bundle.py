@@ -146,7 +146,7 @@ class Bundle:
 
     @cached_property
     def user_index(self) -> dict[str, int]:
-        """Dense indexes of users with a user-id component."""
+        """Dense indexes by user id, for users with a user-id component."""
         user_ids = read_table(self.path / USERS).column("user_id").to_pylist()
         return {user_id: index for index, user_id in enumerate(user_ids)}
 
@@ -156,7 +156,7 @@ class Bundle:
         return self.item_states_of(None)
 
     def item_states_of(self, rows: Indices | None) -> ItemStates:
-        """Copies of some rows' states; only these are checked. None: all states."""
+        """Copies of the states at `rows`; only these are checked. None means all states."""
         longest = MAX_OWN_LENGTH if self.manifest.encoder is None else MAX_LENGTH
         return read_item_states(self.path / ITEM_STATES, longest=longest, rows=rows)
 
@@ -181,7 +181,7 @@ class Bundle:
 
     @cached_property
     def codebooks(self) -> Codebooks | None:
-        """Codebooks of `anisotropic`. Raises: BundleError for invalid arrays, or a width that differs from the item
+        """Codebooks of the index `anisotropic`. Raises: BundleError for invalid arrays, or a width other than the item
         vectors'.
         """
         if CODEBOOKS not in self.manifest.files:

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, get_args, get_origin
 from services.algorithms.encoding.history import check_max_history
 
 FORMAT = 4
-WHOLE = "manifest"  # the owner of a manifest's own fields
+WHOLE = "manifest"  # the `owner` in errors about top-level fields
 ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
@@ -39,7 +39,7 @@ class BundleError(ValueError):
 
 @contextmanager
 def errors_of(path: Path, also: type[Exception] = ValueError) -> Iterator[None]:
-    """Turn a ValueError or an `also` from the block into a BundleError that names the file."""
+    """Turn a ValueError or an `also` that the block raises into a BundleError that names the file."""
     try:
         yield
     except BundleError:
@@ -60,8 +60,8 @@ class EncoderShape:
 
     norm_epsilon: added to a variance inside a block (the authors use 1e-6 in HSTU, 1e-8 in SASRec). output_norm:
     "length" divides states by their length, "layer" (which the authors use with a mixture) applies layer normalisation.
-    residual_of_norm: the SASRec authors' blocks normalise only the query and add the attention to it. actions: names of
-    the action embedding's rows, from row 1.
+    residual_of_norm: as in the SASRec authors' code, blocks normalise only the query and add the attention to it.
+    actions: names of the action embedding's rows, from row 1.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class EncoderShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:
-    """The head's shapes: P_q, P_x and d; for a mixture also the hidden widths of gate and MLPs.
+    """The head's shapes P_q, P_x and d; a mixture also has the hidden widths of the gate and the MLPs.
 
     query_activation: activation of the query projection's hidden layer, "silu" (SwiGLU) or "gelu" (GeGLU).
     """
@@ -155,8 +155,8 @@ class NeighbourShape:
 class AbsenceShape:
     """Buckets of the time since a user's last event (`encoding.absence`).
 
-    Bucket 0 ends at `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 begins at 2.1
-    years.
+    Bucket 0 ends at `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). With 18 buckets, the last begins
+    at 2.1 years.
     """
 
     floor_seconds: int = 1024
@@ -180,9 +180,10 @@ class FileEntry:
 class Manifest:
     """`manifest.json`.
 
-    data: what the model was trained on. metrics: its quality. new_item_length: length of a new item's components
-    (trained: 1), None if not measured. model_version does not depend on these. encoder is None for imported embeddings,
-    neighbours if the model scores alone, absence if it ignores the time since the last event.
+    data: what the model was trained on. metrics: its quality. new_item_length: length of a new item's components (a
+    trained item has 1), None if not measured. model_version does not depend on these three. encoder is None for
+    imported embeddings, neighbours for a model that scores alone, absence for one that ignores the time since the last
+    event.
     """
 
     model_version: str
@@ -209,7 +210,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a manifest. Raises: BundleError for a missing file, no JSON object, or a wrong field."""
+        """Read a manifest. Raises: BundleError if the file is missing or no JSON object, or a field is wrong."""
         raw = read_fields(path, "a bundle")
         if raw.get("format") != FORMAT:
             allowed = f"format {FORMAT}; `freshet train` or `freshet index` writes it again"
@@ -221,7 +222,7 @@ class Manifest:
 
 
 def read_fields(path: Path, whose: str) -> dict[str, Any]:
-    """The unchecked manifest. Raises: BundleError if it is missing or no JSON object."""
+    """A manifest's fields, unchecked. Raises: BundleError if it is missing or no JSON object."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
@@ -234,16 +235,16 @@ def read_fields(path: Path, whose: str) -> dict[str, Any]:
 
 
 def write_fields(path: Path, plain: Mapping[str, Any]) -> None:
-    """Write, then rename into place."""
+    """Write a temporary file, then rename it to `path`."""
     aside = path.with_name(f".{path.name}.writing")
     aside.write_text(json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
     aside.replace(path)
 
 
 def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
-    """Build `kind`, a manifest (owner `WHOLE`) or a part of the manifest `path`, with its own parts.
+    """Build `kind`, with nested parts, from the manifest `path`: the whole manifest if owner is `WHOLE`, else a part.
 
-    Raises: BundleError with `owner`, field and file, also for a listed file outside the folder.
+    Raises: BundleError with `owner`, field and file. A listed file outside the folder is an error, too.
     """
     if not isinstance(raw, dict):
         raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")

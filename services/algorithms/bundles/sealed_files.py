@@ -17,7 +17,7 @@ PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 
 
 def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
-    """Raise BundleError for a missing file, another size or, with `verify`, another checksum."""
+    """Raise BundleError unless the file exists with the entry's size and, with `verify`, its checksum."""
     path = root / name
     try:
         found = path.stat().st_size if path.is_file() else None

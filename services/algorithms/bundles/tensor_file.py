@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from services.algorithms.bundles.model_manifest import BundleError
 
-# A file up to this size (states of about 150,000 items) is read, not mapped.
+# A file up to this size is read, not mapped. States of about 150,000 items fit.
 LOADED_BYTES = 64 << 20
-# Linux. Without it, private writable pages are reserved in memory, and no file larger than memory can be mapped.
+# A Linux flag. Without it, Linux reserves memory for private writable pages, so files larger than memory cannot be
+# mapped.
 _MAP_NORESERVE = 0x4000
 # Inode, size and modification time of this process's mapped files.
 _mapped: dict[Path, tuple[int, int, int]] = {}
@@ -29,8 +30,8 @@ _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.in
 def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
     """Return a safetensors file's arrays, mapped above LOADED_BYTES. Writing to an array never changes the file.
 
-    only: return these arrays alone, not mapped. Raises: BundleError for an invalid header, or an array beyond the end
-    of the file.
+    only: return these arrays alone, not mapped; empty means all. Raises: BundleError for an invalid header, or an array
+    beyond the end of the file.
     """
     written = _file_stamp(path)
     is_mapped = not only and written[1] > LOADED_BYTES
@@ -68,7 +69,7 @@ def _file_stamp(path: Path) -> tuple[int, int, int]:
 
 
 def tensor_places(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...], int]]:
-    """Name -> (dtype, shape, byte offset in the file)."""
+    """Map each array's name to dtype, shape and byte offset in the file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

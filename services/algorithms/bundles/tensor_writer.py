@@ -15,13 +15,13 @@ import numpy.typing as npt
 from services.algorithms.bundles.model_manifest import FileEntry
 
 _NAMES = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8"}
-# Bytes. The first array starts at a multiple, for SIMD access to mapped rows.
+# The first array starts at a multiple of these bytes, for SIMD access to mapped rows.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SlicedTensor:
-    """An array to write, its rows in slices."""
+    """An array to write, given as slices of rows."""
 
     dtype: npt.DTypeLike
     shape: tuple[int, ...]

@@ -50,8 +50,8 @@ TEXT_ENCODER = f"{TEXT_MOL}/encoder.onnx"
 TEXT_STATES = f"{TEXT_MOL}/item_states.safetensors"
 TEXT_PAIR_GATE = f"{TEXT_MOL}/pair_gate.safetensors"
 PHRASE_ENCODER = f"{PHRASES}/encoder.onnx"
-# Not part of the version, since derived from the parts: the inference server's model folders, and both encoders' int8
-# graphs (`int8/<part>.onnx`, or one for both).
+# The version does not depend on these files, which are derived from the parts: the inference server's model folders and
+# both encoders' int8 graphs (`int8/<part>.onnx`, or one for both).
 INFERENCE_SERVER = "inference_server"
 INT8 = "int8"
 SHARED_INT8 = f"{INT8}/shared.onnx"
@@ -104,7 +104,7 @@ class TextBundle:
 
     @cached_property
     def word_pieces(self) -> WordPieces:
-        """Both encoders' query tokenizer. Raises: BundleError for an invalid list."""
+        """The query tokenizer of both encoders. Raises: BundleError for an invalid word list."""
         try:
             return WordPieces.read(self.file(WORD_LIST))
         except BundleError:
@@ -151,13 +151,13 @@ class TextBundle:
         return self.path / name
 
     def int8_graph(self, part: str) -> Path | None:
-        """A part's int8 encoder, if any."""
+        """The int8 graph of a part's encoder, if any."""
         name = f"{INT8}/{part}.onnx"
         return self.path / name if name in self.manifest.files else None
 
     @property
     def shared_int8_graph(self) -> Path | None:
-        """Both encoders' int8 graph, if any; outputs have the parts' names."""
+        """The int8 graph of both encoders, if any; outputs are named after parts."""
         return self.path / SHARED_INT8 if SHARED_INT8 in self.manifest.files else None
 
 

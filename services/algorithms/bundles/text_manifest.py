@@ -1,6 +1,4 @@
-"""The manifest of a text bundle: its parts, their fingerprints, and its files. Fields are checked as in the model
-bundle.
-"""
+"""The manifest of a text bundle: parts, fingerprints and files. Fields are checked as in a model bundle's manifest."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +22,7 @@ FORMAT = 2
 class TextMolPart:
     """A text encoder with its documents' states.
 
-    tokenizer: its word list's fingerprint. max_tokens: maximum tokens of a query, with [CLS] and [SEP].
+    tokenizer: fingerprint of the word list. max_tokens: most tokens of a query, including [CLS] and [SEP].
     """
 
     head: HeadShape
@@ -39,7 +37,7 @@ class TextMolPart:
 class PhrasesPart:
     """A phrase model and its data for generation.
 
-    tokenizer, vocabulary: fingerprints of the query's word list and the phrase vocabulary, of size V = vocabulary_size.
+    tokenizer, vocabulary: fingerprints of the query's word list and the phrase vocabulary. vocabulary_size: V.
     positions: number s of scored positions. width: D.
     """
 
@@ -75,7 +73,9 @@ class TextManifest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a manifest. Raises: BundleError for a missing file, no JSON object, another kind, or other fields."""
+        """Read a manifest. Raises: BundleError if the file is missing, no JSON object or of another kind, or has other
+        fields.
+        """
         raw = read_fields(path, "a text bundle")
         if raw.get("kind") != KIND:
             raise BundleError(f"{path}: kind={raw.get('kind')!r}; a text bundle's is {KIND!r}")

@@ -1,8 +1,8 @@
 """The effect on a query state of the time since the user's last event.
 
 The seconds from this event to the request fall into B buckets. Bucket 0 is below the floor and changes no bit, so
-states stay equal within a session. Bucket 1 begins at the floor, each further bucket at twice the previous start.
-Each of these adds a learned row to the components and the gate of a finished state (decision 076).
+states stay equal within a session. Bucket 1 begins at the floor; each further bucket begins at twice the previous
+start. Buckets from 1 on add a learned row to the components and the gate of a finished state (decision 076).
 
 Letters: B buckets, n states, P_q query components, P pairs, d component width.
 """
@@ -66,10 +66,10 @@ class AbsenceRows:
         return bucket_of(seconds, self.shape)
 
     def apply(self, states: QueryStates, bucket: int | IntArray) -> QueryStates:
-        """The n states for a request in this bucket, or in these buckets (n,), rounded to half precision.
+        """The n states for requests in one bucket, or in buckets (n,), rounded to half precision.
 
-        A component c becomes (c + row) / |c + row|, zero stays zero; a gate becomes gate + row. Bucket 0 changes
-        nothing. Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.
+        A component c becomes (c + row) / |c + row|; a zero component stays zero. A gate becomes gate + row. Bucket 0
+        changes nothing. Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.
         """
         if bucket == 0 if isinstance(bucket, int) else not bucket.any():
             return states
@@ -87,7 +87,7 @@ class AbsenceRows:
         self, components: npt.NDArray[np.floating], gate: npt.NDArray[np.floating] | None, bucket: int | IntArray
     ) -> tuple[HalfArray, HalfArray | None]:
         """Components and gates of `apply`; without gate rows the gate is unchanged."""
-        # Float64: the order of additions, which depends on the processor, does not affect the rounded result.
+        # In float64, the order of additions, which depends on the processor, does not affect the rounded result.
         moved = np.add(components, self.components[bucket], dtype=np.float64)
         lengths = np.sqrt(np.einsum("npd,npd->np", moved, moved))[..., None]
         moved *= components.any(axis=-1, keepdims=True) / np.maximum(lengths, _TINY)

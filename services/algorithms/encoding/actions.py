@@ -4,7 +4,7 @@ An action is an event type, or a type at one of five levels of its weight: 1 to 
 Actions not in the bundle's manifest have row 0, which adds nothing. A negative event is encoded only if its action has
 a row: row 0 would make it positive.
 
-Item and action are one number, item + action * STRIDE, so code for sequences needs no case for actions.
+An item and its action are stored as one number, item + action * STRIDE, so code for sequences need not know actions.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from services.algorithms.bundles.event_schema import EventSchema, EventType
 STRIDE = 1 << 32
 # Levels on each side of the neutral level.
 LEVELS = 2
-# Rarer actions get no row.
+# Actions with fewer training events get no row.
 MIN_EVENTS = 100
 
 
@@ -34,7 +34,7 @@ def action_name(schema: EventSchema, kind: str, value: float) -> str:
 class Actions:
     """A model's action embedding. names: the actions of rows 1, 2, ...
 
-    row(type, value): 0 for an action unknown to training, -1 if the encoder does not read the event.
+    row(type, value) is 0 for an action unknown to training, -1 if the encoder does not read the event.
     """
 
     def __init__(self, schema: EventSchema, names: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""Recent negative events move a user's query state away from their items, as feedback moves an item (decision 047).
+"""Recent negative events move a user's query state away from the rejected items (decision 047).
 
-The state steps down the score of each rejected item x, with the gate weights pi of the state and x:
+The state takes a step that lowers the score of each rejected item x. pi are the gate weights of the state and x:
 
 f_pq  <-  N(f_pq - sum_x w_x * STEP * DECAY^age_x * N(sum_px pi_(pq,px)(q, x) g_px(x)))
 
@@ -19,7 +19,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 
 STEP = 0.05
 DECAY = 0.7
-# With this decay, the 21st last event would step 4e-5.
+# With this decay, the 21st newest event would move a state by 4e-5.
 WINDOW = 20
 
 
@@ -36,7 +36,7 @@ class Aversion:
         rows: npt.NDArray[np.int64],
         weights: npt.NDArray[np.float64],
     ) -> FloatArray:
-        """The components (P_q, d) of a state with this gate (P,), moved away from the items `rows` (n,).
+        """A state's components (P_q, d), moved away from the items `rows` (n,). gate (P,): the state's gate.
 
         weights (n,): w * DECAY^age, at least 0; n = 0 changes nothing. Raises: ValueError for other shapes.
         """

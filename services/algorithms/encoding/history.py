@@ -1,7 +1,7 @@
 """The window rule: which events the encoder reads, in training and in serving.
 
-When a history reaches L events, the oldest L/4 are dropped and the rest is encoded again. Between drops a causal
-encoder only appends, so encoding only the new events is exact.
+When a window reaches L events, its oldest L/4 are dropped and the rest is encoded again. Between drops events are only
+appended, so a causal encoder that encodes only the new events is exact.
 
 Letters: L = max_history.
 """
@@ -21,7 +21,7 @@ def check_max_history(max_history: int) -> None:
 def window_start(num_events: int, max_history: int) -> int:
     """The first event of the window after `num_events` events: 0 below L, then a multiple of L/4.
 
-    The window then has 3L/4 to L - 1 events. A trimmed history gives the same window.
+    The window then has 3L/4 to L - 1 events.
     """
     check_max_history(max_history)
     if num_events < 0:
@@ -33,5 +33,5 @@ def window_start(num_events: int, max_history: int) -> int:
 
 
 def trim(events: Sequence[Event], max_history: int) -> Sequence[Event]:
-    """The window's events, oldest first, of a history that may have been trimmed before."""
+    """The window's events, oldest first. A history that was trimmed before gives the same window."""
     return events[window_start(len(events), max_history) :]

@@ -1,10 +1,10 @@
-"""Encode one more event of a history at the cost of one step, not of the history.
+"""Encode one more event of a history at the cost of one event, not of the whole history.
 
-Each window is compared with the last one under its cache key, and only what follows the common prefix is encoded
-(decision 014).
+Each window is compared with the previous window of the same cache key; only the events after the common prefix are
+encoded (decision 014).
 
-It needs only NumPy: the encoder process imports it, and the export copies it alone into the inference server's model
-folder.
+This module needs only NumPy. The encoder process imports it, and the export copies this file alone into the inference
+server's model folder.
 
 Letters: n events of a window, C places for cached ones, M requested states, N blocks, H heads.
 """
@@ -20,13 +20,13 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
-# (N, H, width) of the cached arrays, "keys" and "values".
+# Name of a cached array, "keys" or "values", -> (N, H, width).
 Shapes = dict[str, tuple[int, int, int]]
 
-# Places are allocated in multiples of this number: the presets' windows (100 and 200) fill them, short histories use
-# little memory.
+# Places are allocated in multiples of this number. The presets' windows (100 and 200 events) are multiples, and short
+# histories use little memory.
 PLACES_AT_ONCE = 25
-# An unused place's position: after every event of a window, so no event attends to it.
+# An unused place's position is after every event of a window, so no event attends to it.
 _UNUSED_POSITION = 1 << 40
 
 
@@ -41,7 +41,7 @@ class CacheCounts:
     bytes: int = 0
 
     def plus(self, reused: Sequence[int], lengths: Sequence[int], *, held_bytes: int) -> "CacheCounts":
-        """Add sequences. reused: each one's number of reused events; lengths: of all events."""
+        """Add sequences. reused: number of reused events of each sequence; lengths: number of all its events."""
         hits = sum(events > 0 for events in reused)
         return CacheCounts(
             hits=self.hits + hits,
@@ -67,7 +67,7 @@ class _Cached:
             "past_time": np.zeros(places, dtype=np.int64),
             "past_place": np.full(places, _UNUSED_POSITION, dtype=np.int64),
         }
-        # Zeros: masked places are multiplied by zero, and zero times NaN would be NaN.
+        # Unused places are zero: attention multiplies masked places by zero, and zero times NaN would be NaN.
         self.arrays = {
             name: np.zeros((blocks, heads, places, width), dtype=np.float32)
             for name, (blocks, heads, width) in shapes.items()
@@ -106,7 +106,7 @@ class _Cached:
 
 
 class IncrementalEncoder:
-    """Encodes sequences of one model, cached by key, with a step graph of `offline.training.step_export`. Thread-safe.
+    """Encodes sequences with a step graph of `offline.training.step_export` and caches them by key. Thread-safe.
 
     session: an ONNX Runtime session over the graph, or an equivalent object. max_bytes: limit of the cache; the least
     recently used entries are evicted first.
@@ -150,7 +150,7 @@ class IncrementalEncoder:
             common = 0 if cached is None else cached.in_common(items, times)
             known = self._known(cached, common, user_index, positions)
             left = positions[known:]
-            # A state inside the cached part (only for out-of-order events): encode again from its position.
+            # A state inside the cached part, which only out-of-order events need, is encoded again from its position.
             start = min(common, int(left[0])) if len(left) else len(items)
             states: dict[str, FloatArray] = {}
             if cached is not None and start:
@@ -172,7 +172,7 @@ class IncrementalEncoder:
             self._counts = self._counts.plus([], [], held_bytes=self._bytes)
 
     def counts(self) -> CacheCounts:
-        """Totals since the creation, and the present content."""
+        """Totals since the creation, and the cache's present bytes."""
         with self._lock:
             return self._counts
 

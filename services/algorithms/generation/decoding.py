@@ -1,10 +1,11 @@
 """Permutation decoding: the best identifiers when their phrases may come in any order.
 
-An identifier with tokens d^1 ... d^n, n at most s, scores the maximum over injective maps pi of its tokens to the s
-positions of sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions without a token (decision 017, not in
-arXiv:2209.05861). Mode "fixed", the objective of training, puts token i at position i.
+An identifier has tokens d^1 ... d^n, n at most s. An injective map pi puts each token at one of the s positions. The
+map's score is sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at each position t without a token. The identifier's score
+is the maximum over all maps (decision 017, not in arXiv:2209.05861). Mode "fixed", the training objective, puts token i
+at position i.
 
-Scores of found identifiers are exact. A beam limits the search; `bound` limits the scores of the rest.
+Scores of found identifiers are exact. A beam limits the search; no other identifier scores above `bound`.
 
 Letters: s positions, U tokens scored, K results.
 """
@@ -27,7 +28,7 @@ MODES: tuple[Mode, ...] = ("permutation", "fixed")
 class Decoded:
     """Best first, ties by identifier: identifiers (n,) int32, scores (n,) float64 natural logarithms, n at most K.
 
-    No omitted identifier scores above `bound` (-inf: none was omitted).
+    No omitted identifier scores above `bound`; -inf means that none was omitted.
     """
 
     identifiers: npt.NDArray[np.int32]
@@ -37,7 +38,7 @@ class Decoded:
 
     @property
     def exact(self) -> bool:
-        """Whether these are proven the best, except for float32 rounding."""
+        """Whether the found identifiers are proven the best, except for float32 rounding."""
         return self.bound <= (self.scores[-1] if len(self.scores) == self.results else -np.inf)
 
     def __len__(self) -> int:
@@ -60,8 +61,8 @@ def decode(
 ) -> Decoded:
     """The `results` best identifiers whose tokens are all among `tokens`.
 
-    Shapes: scores (s, U) float32, tokens (U,) ascending, the first of them [PAD]; allowed (X,) over the rows of
-    `items`: an identifier needs one allowed item.
+    Shapes: scores (s, U) float32, tokens (U,), ascending, [PAD] first; allowed (X,) over the item rows. A result has at
+    least one allowed item.
     Raises: ValueError if shapes differ, a score is not finite, or the trie has identifiers longer than s.
     Cost:   per position, the children of at most `beams` nodes.
     """

@@ -1,4 +1,4 @@
-"""From the phrase encoder's output to identifiers and items in one call.
+"""The generator: it turns the phrase encoder's output into identifiers and items in one call.
 
 Letters: s positions, D width, U union, V vocabulary size, X items, K results.
 """
@@ -41,8 +41,8 @@ _WIDEN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorSettings:
-    """Limits of decoding. sets: number k of joined sets. beams: nodes per level. mode: whether tokens may come in any
-    order.
+    """Limits of decoding. sets: number k of shortlist sets whose union is scored. beams: nodes kept per level. mode:
+    whether tokens may come in any order.
     """
 
     sets: int = 5
@@ -69,7 +69,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Best first. exact: whether these are proven the best."""
+    """Answers, best first. exact: whether these are proven the best."""
 
     answers: list[Answer]
     exact: bool
@@ -86,7 +86,7 @@ class Generator:
     settings: GeneratorSettings = field(default_factory=GeneratorSettings)
 
     def __post_init__(self) -> None:
-        """Raise ValueError with both values if vocabulary sizes, widths or identifiers of parts differ."""
+        """Raise ValueError with both values if the parts differ in vocabulary size, width or identifiers."""
         for name, tokens in (("shortlist", self.shortlist.num_tokens), ("trie", self.trie.num_tokens)):
             if tokens != len(self.output_layer):
                 raise ValueError(f"{name} is of {tokens} tokens, the output layer of {len(self.output_layer)}")
@@ -142,9 +142,9 @@ class Generator:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load a file, memory-mapped if large. The bundle's manifest has its checksum.
+        """Load a file, memory-mapped if large. Its checksum is in the bundle's manifest.
 
-        Raises: BundleError for an invalid file, and for parts that do not match.
+        Raises: BundleError for an invalid file, or parts that do not match.
         """
         found = read_tensors(path)
         forms = {name: (array.ndim, array.dtype.name) for name, array in found.items()}
@@ -153,7 +153,7 @@ class Generator:
         with errors_of(path, IndexError):
             sets, beams, mode, max_tokens = found["settings"].tolist()
             num_tokens = len(found["weights"])
-            # Check first: a trie or table allocates memory up to the largest number.
+            # Check these numbers first: a trie or table allocates memory up to the largest one.
             for name, limit in (("tokens", num_tokens), ("identifiers", len(found["row_offsets"]) - 1)):
                 if found[name].max(initial=-1) >= limit:
                     raise ValueError(f"{name} reach {found[name].max()}; allowed: below {limit}")
@@ -206,7 +206,7 @@ class Generator:
     def insert(self, text: str, tokens: Sequence[int], item_rows: Sequence[int]) -> int:
         """Insert an identifier for the next query; return its number.
 
-        Raises: ValueError, with nothing inserted, for invalid tokens or rows, such as more tokens than positions.
+        Raises: ValueError for invalid tokens or rows, such as more tokens than positions; then nothing is inserted.
         """
         self.trie.check(tokens)
         identifier = self.identifiers.add(text, item_rows)

@@ -1,7 +1,7 @@
 """The texts and items of identifiers (titles, keywords, pseudo-queries).
 
-Built texts and item rows are flat arrays with boundaries, memory-mapped if large. Identifiers added while serving
-are stored apart.
+Texts and item rows of the built table are flat arrays with boundaries, memory-mapped if large. Identifiers added while
+serving are stored separately.
 
 Letters: I identifiers.
 """
@@ -25,7 +25,7 @@ class IdentifierTable:
     """Identifiers 0 to I - 1. Thread-safe."""
 
     def __init__(self, letters: npt.NDArray[np.uint8], letter_offsets: Offsets, rows: Rows, row_offsets: Offsets):
-        """Take concatenated UTF-8 texts with I + 1 boundaries, and item rows likewise.
+        """Take concatenated UTF-8 texts and concatenated item rows, each with I + 1 boundaries.
 
         Raises: ValueError for invalid boundaries, unequal numbers of texts and item lists, or a negative row.
         """
@@ -85,7 +85,7 @@ class IdentifierTable:
             number = len(self)
             used = len(self._added_texts)
             begin = int(self._added_offsets[used])
-            # The arrays grow by half; writes never change a reader's slice.
+            # The arrays grow by half. Writes never change what readers see.
             self._added_rows = _with_room(self._added_rows, begin + len(rows))
             self._added_offsets = _with_room(self._added_offsets, used + 2)
             self._added_rows[begin : begin + len(rows)] = rows
@@ -101,7 +101,9 @@ class IdentifierTable:
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The built table, to be stored. Raises: ValueError if identifiers were added; the caller adds them again."""
+        """The built table's arrays, for a file. Raises: ValueError if identifiers were added, since they would be
+        lost.
+        """
         if self._added_texts:
             raise ValueError(f"{len(self._added_texts)} identifiers were added; only a built table is saved")
         arrays = (self._letters, self._letter_offsets, self._items.rows, self._items.offsets)

@@ -1,7 +1,7 @@
 """The output layer: a row per phrase, in int8 or half precision, memory-mapped.
 
 log P~_t(v | q) = <x_t, w_v>: training drives the partition sum to 1 (loss l3), so nothing is summed over the
-vocabulary. Of five million int8 rows of width 384, 1.9 GB, a shortlist reads 25,000.
+vocabulary. Five million int8 rows of width 384 have 1.9 GB; a query reads a shortlist of 25,000 rows.
 
 Letters: V vocabulary size, D width, s positions, U requested tokens.
 """
@@ -25,8 +25,8 @@ class OutputLayer:
 
     @classmethod
     def from_weights(cls, weights: Floats, *, precision: Literal["int8", "float16"] = "int8") -> Self:
-        """Build from float32 (V, D). int8: each row has its own step, so a score errs by at most ||x||_1 step / 2 plus
-        the query's rounding.
+        """Build from float32 (V, D). With int8, each row has its own quantisation step, so a score's error is at most
+        ||x||_1 step / 2 plus the query's rounding.
 
         Raises: ValueError for no rows, other precisions, or a non-finite weight.
         """
@@ -54,7 +54,7 @@ class OutputLayer:
         return self._rows.nbytes
 
     def scores(self, x: Floats, tokens: Tokens | None = None) -> Floats:
-        """<x_t, w_v> at every position for some tokens or all: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
+        """<x_t, w_v> at every position for `tokens`, or for all: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
 
         Raises: ValueError for another width, a non-finite value, or an unknown token.
         """
@@ -73,7 +73,7 @@ class OutputLayer:
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Weights and, for int8, scales, to be stored."""
+        """Weights and scales for a file; float16 has no scales."""
         scales = self._rows.scales if isinstance(self._rows, CodedRows) else np.zeros(0, dtype=np.float32)
         return {"weights": self._rows.weights, "scales": scales}
 

@@ -19,7 +19,7 @@ class PhraseParts:
 def load_phrases(bundle: TextBundle) -> PhraseParts:
     """Load the vocabulary, and the generator, memory-mapped if large.
 
-    Raises: BundleError if the part or a file is missing, truncated, or contradicts another, with both values.
+    Raises: BundleError if the part or a file is missing or truncated, or with both values if two files disagree.
     """
     part = bundle.phrases
     vocabulary = PhraseVocabulary.load(bundle.file(f"{PHRASES}/{VOCABULARY}"))

@@ -1,6 +1,6 @@
 """The phrases to score: m vectors c_i, each with its r most probable phrases (PIXAR, section 4.2).
 
-A query's x_0 selects the k vectors with the largest products; the union of their sets, and [PAD], is scored.
+A query's x_0 selects the k vectors c_i with the largest <x_0, c_i>. The union of their sets and [PAD] is scored.
 
 Letters: m vectors, r tokens of a set, k joined sets, U union, D width, V vocabulary size.
 """
@@ -32,9 +32,9 @@ class Shortlist:
         return self.centers.nbytes + self.sets.nbytes
 
     def tokens(self, x0: Floats, k: int) -> Tokens:
-        """The union of the k nearest sets to x0 (D,) and the padding token: (U,) int32, sorted, unique.
+        """The padding token and the tokens of the k sets nearest to x0 (D,): (U,) int32, sorted, unique.
 
-        k above m takes all sets; ties go to the lower number. Raises: ValueError for another width, k below 1, or a
+        k above m selects all sets. Ties go to the lower number. Raises: ValueError for another width, k below 1, or a
         non-finite value.
         """
         if x0.shape != (self.centers.shape[1],):

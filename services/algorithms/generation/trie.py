@@ -1,7 +1,7 @@
-"""The trie of all document identifiers: mapped from a file, changed while it serves.
+"""The trie of all document identifiers, mapped from a file and changed while it serves.
 
-The file's trie is immutable; inserted identifiers are in small tries, merged as they grow. An array marks deleted ones.
-The next query sees changes; the caller replays them after a restart.
+The file's trie is immutable. Inserted identifiers are in small tries, merged as they grow. An array marks deleted
+identifiers. The next query sees changes; the caller replays them after a restart.
 
 Letters: I identifiers, n tokens of an identifier.
 """
@@ -19,8 +19,8 @@ from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays,
 PADDING = 0
 TRIE_ARRAYS = ("tokens", "children", "ends", "identifiers")
 
-# A part is merged into the previous one once it has an eighth of that one's identifiers, so most inserts rebuild few
-# identifiers and a search walks few parts.
+# A small trie is merged into the previous one once it has an eighth of the previous trie's identifiers. So most inserts
+# rebuild few identifiers, and a search walks few tries.
 _MERGE_AT = 8
 
 
@@ -32,7 +32,7 @@ class _Addition:
 
 
 class IdentifierTrie:
-    """Identifiers' token sequences, which may be equal. Thread-safe."""
+    """Token sequences of identifiers; two identifiers may have equal sequences. Thread-safe."""
 
     def __init__(self, arrays: TrieArrays, *, max_tokens: int, num_tokens: int) -> None:
         """Take built arrays. max_tokens: longest allowed sequence; num_tokens: V. Raises: ValueError
@@ -67,8 +67,8 @@ class IdentifierTrie:
         max_tokens: int,
         num_tokens: int,
     ) -> Self:
-        """Build from sequences. Raises: ValueError with the first that is empty, too long, or has a token outside 1 to
-        V - 1.
+        """Build from sequences. Raises: ValueError with the first sequence that is empty, too long, or has a token
+        outside 1 to V - 1.
         """
         if len(sequences) != len(identifiers):
             raise ValueError(f"{len(sequences)} token sequences for {len(identifiers)} identifiers")
@@ -85,7 +85,10 @@ class IdentifierTrie:
         max_tokens: int,
         num_tokens: int,
     ) -> Self:
-        """Build from millions of concatenated sequences: (sum of n,), (I + 1,), (I,). Raises: as `build`."""
+        """Build from concatenated sequences. Raises: ValueError as `build`.
+
+        Shapes: tokens (sum of all n,), offsets (I + 1,), identifiers (I,).
+        """
         lengths = np.diff(offsets)
         wrong = np.flatnonzero((lengths < 1) | (lengths > max_tokens))
         if len(wrong):
@@ -120,15 +123,15 @@ class IdentifierTrie:
         return sum(part.nbytes for part in self.view()[0])
 
     def view(self) -> tuple[tuple[TrieArrays, ...], npt.NDArray[np.bool_]]:
-        """A search's snapshot: the parts, and whether each identifier is deleted."""
+        """All tries, as a snapshot for a search, and whether each identifier is deleted."""
         with self._lock:
             return (self._arrays, *(addition.arrays for addition in self._additions)), self._deleted
 
     def insert(self, sequence: Sequence[int], identifier: int) -> None:
-        """Insert an identifier for the next query. Cost: a merge of small tries, 0.2 ms in the mean.
+        """Insert an identifier for the next query. Cost: a merge of small tries, 0.2 ms on average.
 
-        Raises: ValueError as `build`, or for an identifier that exists or was deleted: a running query could return the
-        deleted one.
+        Raises: ValueError as `build`, or for an identifier that exists or was deleted; a running query could return the
+        deleted identifier.
         """
         self.check(sequence)
         if not 0 <= identifier < 2**31 - 1:
@@ -157,7 +160,7 @@ class IdentifierTrie:
                 raise ValueError(f"token={token} allowed: 1 to {self.num_tokens - 1} (0 is padding)")
 
     def delete(self, identifier: int) -> bool:
-        """Delete an identifier, also for running queries; return whether it existed."""
+        """Delete an identifier, which running queries see too; return whether it existed."""
         with self._lock:
             if identifier not in self:
                 return False
@@ -166,7 +169,7 @@ class IdentifierTrie:
 
     @property
     def arrays(self) -> dict[str, Ints]:
-        """The built trie, to be stored. Raises: ValueError after inserts or deletes, which are replayed."""
+        """The built trie's arrays, for a file. Raises: ValueError after inserts or deletes."""
         with self._lock:
             if self._additions or np.count_nonzero(~self._deleted) != len(self._arrays.identifiers):
                 raise ValueError("the trie has changed since it was built; only a built one is saved")

@@ -30,13 +30,13 @@ from services.algorithms.generation.vocabulary_text import (
 )
 from services.algorithms.ops.trie_search import laid_end_to_end
 
-_LEADS = range(0xC2, 0xF5)  # UTF-8's lead bytes of characters beyond ASCII; _FOLLOWERS: its continuation bytes
+_LEADS = range(0xC2, 0xF5)  # lead bytes of non-ASCII characters in UTF-8; _FOLLOWERS: continuation bytes
 _FOLLOWERS = range(0x80, 0xC0)
 _LEAD, _UNUSUAL_LEAD = 1, 1 + len(_LEADS)  # after [PAD]
 _FOLLOWER = _UNUSUAL_LEAD + len(_LEADS)
 NUM_BYTE_TOKENS = _FOLLOWER + len(_FOLLOWERS)  # including [PAD]
 ASCII = tuple(chr(code) for code in range(33, 127) if not chr(code).isupper())
-# In every vocabulary: [PAD], bytes, and ASCII characters without and with the flag.
+# Every vocabulary has [PAD], bytes, and the ASCII characters without and with the flag.
 FIXED_TOKENS = NUM_BYTE_TOKENS + 2 * len(ASCII)
 
 _CHARACTERS = 2 * 0x110000  # symbols of the trie of pieces: 2 * code point + flag
@@ -47,8 +47,8 @@ class PhraseVocabulary:
     """V tokens: [PAD], bytes, then `pieces` in order, with `counts` (V,), 0 for [PAD] and bytes. Immutable."""
 
     def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
-        """Take normalised texts with flags, `ascii_pieces()` first, and each one's occurrences in the fitted texts,
-        which decide between equally short encodings.
+        """pieces: normalised texts with flags, `ascii_pieces()` first. counts: occurrences of each piece in the fitted
+        texts, which decide between equally short encodings.
 
         Raises: ValueError for other first pieces, and if a piece repeats, is not normalised, or has a flag and several
         words.
@@ -76,10 +76,10 @@ class PhraseVocabulary:
         return hashlib.sha256(self._body()).hexdigest()
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The fewest tokens that restore each normalised text; [] if normalisation empties it.
+        """The fewest tokens that restore each normalised text; [] if the normalised text is empty.
 
-        Ties: the largest sum of counts, then the longest first piece. A million words take six seconds on two busy
-        cores.
+        Ties go to the largest sum of counts, then to the longest first piece. A million words take six seconds on two
+        busy cores.
         """
         encoded: list[list[int]] = []
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -87,12 +87,12 @@ class PhraseVocabulary:
         return encoded
 
     def save(self, path: Path) -> None:
-        """Write a line per piece: count, "##" for a flag, and text, separated by tabs."""
+        """Write one line per piece: count, "##" if flagged, and text, separated by tabs."""
         path.write_bytes(self._body())
 
     @classmethod
     def load(cls, path: Path) -> "PhraseVocabulary":
-        """Load a vocabulary, whose `fingerprint` the caller compares. Raises: BundleError for other lines or pieces."""
+        """Load a vocabulary; the caller compares its `fingerprint`. Raises: BundleError for invalid lines or pieces."""
         with errors_of(path, OverflowError):
             lines = [line.split("\t") for line in path.read_bytes().decode().split("\n")[:-1]]
             return cls([(text, flag == "##") for _, flag, text in lines], [int(count) for count, _, _ in lines])
@@ -106,7 +106,7 @@ class PhraseVocabulary:
 
     @cached_property
     def _phrases(self) -> PieceTrie:
-        """Pieces of two or more words; symbols are words."""
+        """Pieces of two or more words; the trie's symbols are words."""
         many = np.flatnonzero(np.diff(self._cut.starts) > 1)
         words, starts = self._cut.symbols, self._cut.starts
         symbols, starts = laid_end_to_end([words[starts[row] : starts[row + 1]].tolist() for row in many.tolist()])
@@ -115,7 +115,7 @@ class PhraseVocabulary:
 
     @cached_property
     def _parts(self) -> PieceTrie:
-        """Pieces of at most one word; symbols are characters."""
+        """Pieces of at most one word; the trie's symbols are characters."""
         one = np.flatnonzero(np.diff(self._cut.starts) == 1)
         letters = spelled([self.pieces[row] for row in one.tolist()])
         numbers = (one + NUM_BYTE_TOKENS).astype(np.int32)

@@ -20,8 +20,8 @@ Shown = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """One way to cut every text. Shapes: steps (N,): words taken at once, 0 if no step begins here; phrases (N,): the
-    piece of each step of two or more words, else -1; costs (F,): tokens of each distinct word.
+    """One way to cut every text. Shapes: steps (N,): number of words of the step that begins here, or 0; phrases (N,):
+    the piece of each step of two or more words, else -1; costs (F,): tokens of each distinct word.
 
     The other arrays have one entry per part of the distinct words, in order. parts: the piece, or -1 for a character
     written as bytes. characters: the part's first symbol. part_form: the distinct word.
@@ -37,10 +37,11 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lattice:
-    """The pieces that begin at each position. form_of: each word's distinct word. letters: those words' characters.
+    """The pieces that begin at each position. form_of: index of each word's distinct word. letters: characters of the
+    distinct words.
 
-    Shapes: text.symbols (N,), form_of (N,), letters.symbols (M,), counts (C,). phrases (N, L) and parts (M, L') have a
-    column per length, up to the longest piece; -1 for none.
+    Shapes: text.symbols (N,), form_of (N,), letters.symbols (M,), counts (C,). phrases (N, L) and parts (M, L') have
+    one column per piece length; -1 means no piece.
     """
 
     text: Cut
@@ -51,7 +52,7 @@ class Lattice:
     counts: Integers
 
     def cheapest(self, shown: Shown | None = None) -> Way:
-        """The way with the fewest tokens per text; ties: the largest sum of counts, then the longest step."""
+        """The way with the fewest tokens per text, then the largest sum of counts, then the longest step."""
         num_forms = len(self.letters.starts) - 1
         parts, phrases = _visible(self.parts, shown), _visible(self.phrases, shown)
         single = parts[:, 0]

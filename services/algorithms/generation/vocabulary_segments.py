@@ -1,6 +1,6 @@
 """Cut sequences of symbols into the fewest known pieces, many sequences at once.
 
-Matching finds the pieces at each position: a walk over a trie's sorted edges, one level at a time for all positions.
+Matching finds the pieces at each position. It walks a trie's sorted edges, one level at a time for all positions.
 Dynamic programming then runs over the stretches between positions that no piece crosses, all in parallel.
 
 Letters: N symbols of all sequences, L longest piece, V pieces.
@@ -17,7 +17,9 @@ Matches = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PieceTrie:
-    """Sequences by level: sorted edges (parent node, symbol) and the piece that ends there, -1 if none."""
+    """A trie. Each level has sorted edges (parent node, symbol) and, per edge, the piece that ends there, -1 if
+    none.
+    """
 
     edges: tuple[Integers, ...]
     pieces: tuple[npt.NDArray[np.int32], ...]
@@ -48,7 +50,7 @@ class PieceTrie:
         return cls(edges=tuple(edges), pieces=tuple(ends), num_symbols=num_symbols)
 
     def matches(self, symbols: Integers, starts: Integers) -> Matches:
-        """The piece of n symbols that begins at each position: (N, L) int32 in column n - 1, -1 for none.
+        """The pieces at each position, (N, L) int32: column n - 1 has the piece of n symbols, -1 if none.
 
         A symbol outside 0 … num_symbols - 1 matches nothing.
         """
@@ -71,10 +73,10 @@ class PieceTrie:
 
 
 def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts: Integers) -> npt.NDArray[np.int32]:
-    """Cut every sequence at least cost: the symbols of the step from each position (N,) int32, 0 if none begins there.
+    """Cut every sequence at the least cost. Return the length of the step from each position (N,) int32, 0 for none.
 
-    A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); over n > 1 it needs a piece in `matches`
-    (N, L), within its sequence, costs 1 and gains the piece's count. Ties: the larger gain, then the longer step.
+    A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,). A longer step needs a piece in `matches`
+    (N, L) within its sequence, costs 1 and gains the piece's count. Ties go to the larger gain, then the longer step.
     """
     size, longest = matches.shape
     take = np.zeros(size, dtype=np.int32)
@@ -122,7 +124,7 @@ def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts:
 
 
 def _stretches(matches: Matches) -> tuple[Integers, Integers]:
-    """Begin and end of each stretch, which no piece crosses."""
+    """Begin and end of each stretch. No piece crosses a stretch's ends."""
     size, longest = matches.shape
     reach = np.arange(1, size + 1)
     for taken in range(2, longest + 1):

@@ -1,7 +1,7 @@
 """Texts for the phrase vocabulary: one normal form, cut into words, digits and marks with the joints between them.
 
-A joint is a space or nothing. The usual one follows from the adjacent characters (no space before a comma); a flag
-marks the word after an unusual one.
+A joint is a space or nothing. The adjacent characters determine the usual joint, such as no space before a comma. A
+flag marks a word after an unusual joint.
 
 Letters: T texts, N words of all texts.
 """
@@ -49,7 +49,7 @@ _WORD = re.compile(f"a{{1,{LONGEST_WORD}}}|0{{1,{LONGEST_WORD}}}|[c.]")
 
 
 def normalised(text: str) -> str:
-    """Lower case, composed compatibility forms (NFKC), no control characters, single inner spaces. Idempotent."""
+    """The text in lower case and NFKC, without control characters, with single inner spaces. Idempotent."""
     if text.isascii():
         return " ".join(text.lower().translate(_CLEANED).split())
     for _ in range(_ROUNDS):  # lower case may decompose, and composition may give capitals: repeat until stable
@@ -66,7 +66,7 @@ def usual_space(left: str, right: str) -> bool:
 
 
 def is_whole(phrase: str) -> bool:
-    """Whether no closing mark begins the phrase, no opening one ends it, and brackets are in pairs."""
+    """Whether the phrase begins with no closing mark, ends with no opening mark, and has brackets in pairs."""
     return not (
         phrase[0] in _CLOSING
         or phrase[-1] in _OPENING
@@ -75,13 +75,13 @@ def is_whole(phrase: str) -> bool:
 
 
 def is_alphanumeric(character: str) -> bool:
-    """Whether it is a letter, mark or number; an ideograph is a word by itself."""
+    """Whether the character is a letter, mark or number, but no ideograph, which is a word by itself."""
     return _CLASSES[ord(character)] in "a0"
 
 
 @dataclass(kw_only=True, slots=True)
 class Words:
-    """Words numbered by first occurrence, after those of `known`."""
+    """Words numbered by first occurrence, after the words of `known`."""
 
     known: "Words | None" = None
     _ids: dict[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Words:
         return len(self._names) + (len(self.known) if self.known else 0)
 
     def number(self, word: str) -> int:
-        """The word's number, a new one if unknown."""
+        """The word's number; a new word gets the next number."""
         found = None if self.known is None else self.known._ids.get(word)
         if found is None:
             found = self._ids.get(word)
@@ -159,7 +159,7 @@ def spelled(forms: Sequence[Piece]) -> Cut:
 def word_ends(symbols: Symbols, alphanumeric: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Whether a word boundary follows each position (N,): "vitamin b12" has none between b and 12.
 
-    alphanumeric (N,): whether the word there is letters or digits.
+    alphanumeric (N,): whether the word at a position is letters or digits.
     """
     ends = np.ones(len(symbols), dtype=bool)
     ends[:-1] = ~(((symbols[1:] & 1) == 1) & alphanumeric[1:] & alphanumeric[:-1])

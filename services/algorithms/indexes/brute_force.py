@@ -1,9 +1,9 @@
 """Exact top-K by scoring every item: the reference for the other algorithms.
 
-A fast pass scores all items; `rescoring.py` finds the top K of s in float64. On a card this is the exact mode,
-because bounds would cost as much as the scores there (decision 010).
+A fast pass scores all items; `rescoring.py` finds the top K of s in float64. On a card this is also algorithm "exact",
+because there bounds would cost as much as the scores (decision 010).
 
-Letters: K results. Cost: one pass over the allowed items, then float64 on K and a few more.
+Letters: K results. Cost: one pass over the allowed items, then float64 scores of K and a few more items.
 """
 
 from collections.abc import Callable, Hashable

@@ -38,7 +38,7 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "anisotropic": (Anisotropic, _POOL_AND_CELLS),
 }
 _CODED: tuple[Callable[..., Index], ...] = (Quantized, QuantizedTangents, Anisotropic)
-# A card's algorithms. "exact" and "brute_force" are the same there.
+# The algorithms that a card supports. There, "exact" is "brute_force".
 _ON_A_CARD = ("brute_force", "exact", "top_k_avg", "top_k_per_embedding", "combined_top_k")
 MAX_SIZE = 1_000_000
 
@@ -64,7 +64,7 @@ class Algorithm:
 
 
 def known_algorithms() -> list[str]:
-    """Every name, with letters for sizes."""
+    """Every algorithm's name, with letters for its sizes."""
     return [f"{name}({form})" if form else name for name, (_, forms) in _ALGORITHMS.items() for form in forms]
 
 
@@ -86,7 +86,8 @@ def make_index(
 ) -> Index:
     """Build an algorithm. `coder` codes the items if codes are searched.
 
-    Raises: ValueError for an empty index, a mixture where only plain dot products are supported, or missing codebooks.
+    Raises: ValueError for no items, for a mixture if the algorithm supports only dot products, or for missing
+    codebooks.
     """
     made: Callable[..., Index] = _ALGORITHMS[algorithm.name][0]
     options: dict[str, Any] = {"coder": coder} if made in _CODED else {}
@@ -109,7 +110,7 @@ def make_indexes(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> dict[str, Index]:
-    """Build algorithms, by `text`; those that differ only in sizes share codes. Raises: as `make_index`."""
+    """Build algorithms; keys are their `text`. Those that differ only in sizes share codes. Raises as `make_index`."""
     made: dict[str, Index] = {}
     coded: dict[str, TangentIndex] = {}
     for one in algorithms:

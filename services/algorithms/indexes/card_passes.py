@@ -1,7 +1,7 @@
 """The passes over item states on a torch device (`passes.py`).
 
-On a CUDA card, the kernels of `ops/` score in half precision with a certified error; float64 decides where that error
-is too large. Small batches replay CUDA graphs. Device "cpu" runs plain PyTorch, for tests.
+On a CUDA card, the kernels of `ops/` score in half precision with a certified error. Items whose order this error
+leaves open are scored in float64. Small batches replay CUDA graphs. Device "cpu" runs plain PyTorch, for tests.
 
 Letters: B queries, X items, d component width, K results.
 """
@@ -30,8 +30,8 @@ from services.algorithms.scoring.states import FloatArray, QueryStates
 class CardRequest:
     """B queries, their prepared form on the device, and the mask of their allowed items: (1 or B, X) uint8.
 
-    plain: skip the fast path of lists. capacity: items that float64 can score, 0 for K's default. overflowed: per
-    fast path, whether it lost items. evaluated: needed and available capacity.
+    plain: build lists without the fast path. capacity: how many items float64 can score, 0 for the default.
+    overflowed: for each use of the fast path, whether it lost items. evaluated: needed and available capacity.
     """
 
     queries: QueryStates
@@ -49,7 +49,7 @@ class CardPasses:
     """X items on a torch device, searched under one lock. See `Passes`."""
 
     def __init__(self, scorer: DeviceScorer, *, max_graphs: int = 16) -> None:
-        """max_graphs: limit of cached CUDA graphs, one per algorithm, batch size and K (0: none)."""
+        """max_graphs: limit of cached CUDA graphs, one per algorithm, batch size and K; 0 disables them."""
         self.scorer = scorer
         self._lock = threading.Lock()
         self._graphs: CapturedCalls[Any] = CapturedCalls(max_graphs=max_graphs)
@@ -155,7 +155,8 @@ class CardPasses:
         """Use exact scores, because the fast pass has only bounds."""
         key = ("best of all", size)
         top = self.run(queries, allowed, key, lambda request: self.top_k(request, None, size), self.rescored)
-        # Scores that float64 cannot distinguish were set to the largest of them, so this bounds the omitted scores.
+        # Scores that float64 cannot distinguish were set to the largest of them, so the last score bounds the omitted
+        # scores.
         bounds = top.scores[:, -1] + 2 * self.scorer.error_bounds_float64(queries)
         if size >= self.num_items:
             bounds = np.full(len(queries), -np.inf)

@@ -1,4 +1,4 @@
-"""CombinedTopK(N1, N2): the union of TopKPerEmbedding(N1) and TopKAvg(N2), then full scores within it.
+"""CombinedTopK(N1, N2): full scores of the union of TopKPerEmbedding(N1) and TopKAvg(N2).
 
 arXiv:2407.15462, section 3.2. TopKPerEmbedding's bound at N1 is the certificate (decision 011).
 
@@ -33,7 +33,7 @@ class CombinedTopK(PooledIndex):
         pair_pool_size: int,
         average_pool_size: int,
     ) -> None:
-        """As `ScoredIndex`. Raises: ValueError also for sizes below 1."""
+        """Prepare like `ScoredIndex`. Raises: ValueError also for sizes below 1."""
         check_pool_size("pair_pool_size", pair_pool_size)
         check_pool_size("average_pool_size", average_pool_size)
         self.average_pool_size = average_pool_size

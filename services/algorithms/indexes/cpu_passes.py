@@ -26,7 +26,7 @@ from services.algorithms.ops.mol_scores import MolScorer, rounding
 from services.algorithms.ops.top_rows import top_rows
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-_SCORE_BYTES = 64 << 20  # of scores (b, X) at once, unless one query needs more
+_SCORE_BYTES = 64 << 20  # limit of scores (b, X) in memory, unless one query needs more
 # Gathered rows need separate tiles per query and cost 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
 _GATHERED_SHARE = 0.75
 
@@ -103,7 +103,7 @@ class CpuPasses:
         return rescore(self.scorer, request.queries, pool, k)
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
-        """Return float32 scores. The best omitted one plus its error bounds the rest."""
+        """Return float32 scores. The best omitted score plus its error bounds all omitted scores."""
         started = time.perf_counter()
         error = self.scorer.error_bounds(queries)
         item_indices, out = empty_answer(len(queries), min(size, self.num_items))
@@ -159,8 +159,8 @@ class CpuPasses:
     def _parts(self, queries: QueryStates, allowed: Mask | None) -> Iterator[_Part]:
         """Yield float32 scores, a bounded group of queries at a time.
 
-        With a selective filter, only allowed items are gathered and scored. For dot products (P = 1) this is never
-        faster.
+        With a selective filter, only allowed items are gathered and scored, except for dot products (P = 1), where this
+        is never faster.
         """
         if allowed is not None and self.scorer.num_pairs > 1:
             passing = np.atleast_2d(allowed).sum(axis=1)
@@ -195,7 +195,7 @@ class _CpuMeans:
         return self._items.nbytes
 
     def best(self, request: CpuRequest, size: int) -> Lists:
-        # The items' last coordinate, their radius, weighs 0 in the average.
+        # An item's last coordinate is its radius, which has weight 0 in the average.
         extended = np.zeros((len(request.queries), 1, self._items.width), dtype=np.float32)
         extended[:, 0, :-1] = self.average(request)
         return _lists(self._items, request, extended, size)

@@ -1,10 +1,11 @@
 """An upper bound on s of every item whose component cosines are below t_p: TopKPerEmbedding's certificate.
 
 s = sum w_p c_p / sum w_p with w_p = exp(SiLU(z_p)), so s <= max_p t_p (arXiv:2407.15462, section 3.1; its Theorem 2 as
-printed is no bound, see the tests). A tighter bound: an omitted item's w_p lies in an interval given by the query, the
-extremes of the item gates, and the pair network's range over possible cosines. The largest mixture of t_p over these
-intervals is a fractional program with a corner solution: high weights for the j largest t_p, low ones for the rest,
-with the best j. The common denominator makes it at least as tight as a knapsack over intervals of the softmax.
+printed is no bound, see the tests). A tighter bound: an omitted item's w_p lies in an interval that follows from the
+query, the extremes of the item gates, and the pair network's range over possible cosines. The largest mixture of t_p
+over these intervals is a fractional program. Its solution gives the j largest t_p the highest weights and the others
+the lowest, for the best j. Because weights share a denominator, it is at least as tight as a knapsack over intervals of
+the softmax.
 
 Bounds include their own float64 rounding errors; the caller adds the far larger float32 errors of t_p.
 
@@ -23,7 +24,7 @@ DoubleArray = npt.NDArray[np.float64]
 # SiLU's minimum: position and value, rounded outwards.
 _SILU_MINIMUM_AT, _LOWEST = -1.2784645427610738, -0.2784645427610739
 _TINY = 1e-290
-_SLACK = 1e-12  # relative allowance for float64 rounding, P and G up to thousands
+_SLACK = 1e-12  # relative allowance for float64 rounding, enough for P and G in the thousands
 
 
 def silu_range(low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
@@ -43,7 +44,7 @@ class GateBounds:
         self._pair_gate = scorer.pair_gate
 
     def log_weights(self, queries: QueryStates, highest: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """Bounds (B, P) on SiLU(z_p) over items with cosines of at most `highest` (B, P); w_p = exp of them."""
+        """Bounds (B, P) on SiLU(z_p) = log w_p over items with cosines of at most `highest` (B, P)."""
         reach = rounding.cosine_magnitudes(queries, self._items)
         high = np.clip(highest, -reach, reach)
         low, top = self._network(queries, -reach, high)
@@ -55,7 +56,7 @@ class GateBounds:
         return silu_range(*_outwards(low, top))
 
     def upper_bounds(self, queries: QueryStates, highest: DoubleArray) -> Scores:
-        """The largest s (B,) of an item with cosines of at most `highest` (B, P); -inf: no such item."""
+        """Bounds (B,) on s of items with cosines of at most `highest` (B, P), -inf if there is no such item."""
         nothing = (highest == -np.inf).any(axis=1)
         values = np.where(nothing[:, None], 0.0, highest)
         if highest.shape[1] == 1:
@@ -105,7 +106,7 @@ def largest_mixture(values: DoubleArray, log_low: DoubleArray, log_high: DoubleA
     rest = np.cumsum((low * excess)[:, ::-1], axis=1)[:, ::-1]
     rest = np.concatenate([rest[:, 1:], np.zeros_like(rest[:, :1])], axis=1)
     weight = np.cumsum(high, axis=1) + np.maximum(rest_weight, 0)
-    # If all weights of a row underflow, only the largest value bounds it.
+    # If all weights of a row underflow, the bound is the largest value.
     known = weight > _TINY
     mixture = np.where(known, (np.cumsum(high * excess, axis=1) + rest) / np.where(known, weight, 1), excess[:, :1])
     largest = np.abs(values).max(axis=1, initial=0)

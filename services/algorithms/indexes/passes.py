@@ -1,7 +1,7 @@
 """The passes over item states that several algorithms share, for CPU and GPU.
 
-`CpuPasses` runs the compiled kernels, `CardPasses` those of a torch device. Rows and scores stay on the device, as
-`Array`, until `fetch`. Between two waits for results, a GPU can run one CUDA graph.
+`CpuPasses` runs compiled CPU kernels, `CardPasses` runs kernels on a torch device. Rows and scores stay on the device,
+as `Array`, until `fetch`. Between two waits for results, a GPU can run one CUDA graph.
 
 Letters: B queries, X items, P component pairs, Q query components, d component width, n results per list.
 """
@@ -27,8 +27,8 @@ Answer = TypeVar("Answer")
 class Lists:
     """The n best items of each of L lists for B queries, best first, equal scores by row, padded with -1 and -inf.
 
-    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: the pass's
-    duration on the CPU, 0 on a GPU.
+    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: duration of
+    the pass; 0 on a GPU.
     """
 
     rows: Array
@@ -48,17 +48,17 @@ class Means(Protocol):
         """The relative error of one term of a sum."""
 
     def best(self, request: Request, size: int) -> Lists:
-        """The `size` allowed items whose means have the largest dot products: lists (B, 1)."""
+        """The `size` allowed items whose means have the largest dot products, as lists (B, 1)."""
 
     def average(self, request: Request) -> Scores:
-        """The queries' mean components, rounded as in `best`: (B, d)."""
+        """The queries' mean components (B, d), rounded as in `best`."""
 
     def at(self, rows: Indices) -> tuple[FloatArray, FloatArray]:
         """Some items' means (..., d) and radii (...)."""
 
     def largest(self, vectors: FloatArray, allowed: Mask) -> Scores:
-        """The largest product of each row of vectors (n, Q, d + 1) with a mean and radius of the items allowed (n, X):
-        (n,).
+        """(n,): for each row of vectors (n, Q, d + 1), the largest product with the mean and radius of an item that
+        allowed (n, X) admits.
         """
 
 
@@ -86,12 +86,12 @@ class Passes(Protocol):
     ) -> Answer:
         """`then(request, steps(request))` for checked queries.
 
-        A GPU may run `steps` again, or replay a recorded run for an equal `key` that is not None. So `steps` must
-        depend only on request and key, and not wait for results, which are valid only inside `then`.
+        A GPU may run `steps` again, or replay a run recorded for an equal `key`, unless `key` is None. So `steps` must
+        depend only on request and key, and must not wait for results. Results are valid only inside `then`.
         """
 
     def pairs(self, request: Request, size: int) -> Lists:
-        """Each pair's `size` allowed items with the best cosines: lists (B, P)."""
+        """Each pair's `size` allowed items with the best cosines, as lists (B, P)."""
 
     def cosine_errors(self, request: Request) -> Scores:
         """Error bounds of the cosines of `pairs`: (B, P)."""
@@ -100,13 +100,13 @@ class Passes(Protocol):
         """Means, rounded as `means` stores them."""
 
     def means(self, vectors: FloatArray) -> Means:
-        """Prepare vectors (X, 1, d + 1): rounded means, and the radius."""
+        """Prepare vectors (X, 1, d + 1) of a rounded mean and a radius."""
 
     def pool(self, request: Request, rows: Sequence[Array]) -> Array:
-        """Every row of the lists `rows` (B, L, n) once: pools for `top_k`."""
+        """The pools for `top_k`: each row in the lists `rows` (B, L, n) once."""
 
     def top_k(self, request: Request, pool: Array | None, k: int) -> Any:
-        """Find the exact top `k` of pools, or of all allowed items, for `rescored`."""
+        """Find the exact top `k` of pools, or of all allowed items. `rescored` converts the result."""
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
         """The `size` best allowed items by a fast pass, and a bound on the rest."""
@@ -115,4 +115,4 @@ class Passes(Protocol):
         """The result of `top_k`."""
 
     def fetch(self, array: Array) -> npt.NDArray[Any]:
-        """A NumPy array."""
+        """The array as a NumPy array."""

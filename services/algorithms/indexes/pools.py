@@ -1,5 +1,5 @@
-"""The common part of the pool heuristics: one pass over the items makes lists, whose items form a pool; the answer is
-the pool's top K.
+"""The common part of the pool heuristics. One pass over the items makes lists, the listed items form a pool, and the
+answer is the pool's top K.
 
 Letters: B queries, K results, N pool size (items per list of the scan).
 """
@@ -35,17 +35,17 @@ class PoolScan(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Wall clock of the pass and of bounds so far."""
+        """Wall-clock time of the pass and of the bounds computed so far."""
 
     def bounds(self, kth_scores: Scores | None = None) -> Scores:
         """Upper bounds (B,) on s of the allowed items outside the pools; -inf: none omitted; NaN: no proof.
 
-        kth_scores (B,), NaN if unknown. A bound below its K-th score, or provably always above it, is not tightened.
+        kth_scores (B,), NaN if unknown. A bound is tightened only if this may bring it below the K-th score.
         """
 
 
 class PooledIndex(ScoredIndex, ABC):
-    """An index that scores the pool of a first pass in full; pool_size: N of a search."""
+    """An index that scores the pool of a first pass in full. pool_size: N."""
 
     name: str
 
@@ -55,7 +55,7 @@ class PooledIndex(ScoredIndex, ABC):
         *,
         pool_size: int,
     ) -> None:
-        """As `ScoredIndex`. Raises: ValueError also for a pool_size below 1."""
+        """Prepare like `ScoredIndex`. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size = pool_size
         super().__init__(items)
@@ -74,7 +74,7 @@ class PooledIndex(ScoredIndex, ABC):
         """The list depths of a search for `k`."""
 
     def deeper(self, depths: Depths, k: int) -> Depths | None:
-        """The next depths if a pool has fewer than `k` items; None: deeper lists add none."""
+        """The next depths if a pool has fewer than `k` items; None if deeper lists add no items."""
         return None
 
     @abstractmethod
@@ -102,7 +102,9 @@ class PooledIndex(ScoredIndex, ABC):
         return (self, depths, k), steps
 
     def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depths: Depths) -> TopK:
-        """Search with lists of `depths`, and deeper ones for queries whose pool has fewer than `k` items."""
+        """Search with lists of `depths`, and again with deeper lists for queries whose pool has fewer than `k`
+        items.
+        """
 
         def answer(request: Request, found: tuple[tuple[Lists, ...], Any]) -> tuple[TopK, Indices]:
             scan, rescored = self.scanned(request, found[0], depths), self.passes.rescored(request, found[1])
@@ -125,7 +127,7 @@ class PooledIndex(ScoredIndex, ABC):
 
 
 def certificates(bounds: Scores, kth_scores: Scores) -> tuple[Certificate, ...]:
-    """Certificates from bounds on omitted items and K-th scores (B,), NaN for none."""
+    """Certificates from bounds on omitted items and K-th scores (B,); NaN means none."""
     return tuple(
         certificate(bound=None if math.isnan(bound) else bound, kth_score=None if math.isnan(kth_score) else kth_score)
         for bound, kth_score in zip(bounds.tolist(), kth_scores.tolist(), strict=True)

@@ -21,12 +21,12 @@ Indices = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-NOTHING = -1  # an item index beyond a shorter answer's end
+NOTHING = -1  # pads item indices of an answer with fewer than K items
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """No omitted item scores more than `gap` above the K-th result. 0: exact; None: no proof."""
+    """No omitted item scores more than `gap` above the K-th result. 0 means exact, None no proof."""
 
     gap: float | None
 
@@ -67,7 +67,7 @@ def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
 class Pass:
     """One pass of a search: its name, seconds of wall clock for B queries, and items touched per query (B,).
 
-    Common names: "first_stage", "full" (s in float32), "float64" (where float32 cannot decide).
+    Common names: "first_stage", "full" (s in float32), "float64" (s of items whose order float32 cannot decide).
     """
 
     name: str
@@ -116,7 +116,7 @@ class Index(Protocol):
 
     @property
     def name(self) -> str:
-        """The `algorithm` of a request."""
+        """The algorithm's name in requests."""
 
     @property
     def num_items(self) -> int: ...
@@ -160,7 +160,9 @@ def asked_again(
     allowed: Mask | None,
     ask: Callable[[QueryStates, Mask | None], Answer],
 ) -> Answer:
-    """`answer` with the results of queries `short` (b,) replaced by those of `ask`, of the same width and passes."""
+    """Ask again for the queries `short` (b,) and replace their results in `answer`. `ask` must return the same width
+    and passes.
+    """
     if not len(short):
         return answer
     others = ask(queries.take(short), allowed if allowed is None or allowed.ndim == 1 else allowed[short])

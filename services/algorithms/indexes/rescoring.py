@@ -1,4 +1,4 @@
-"""The last step of every algorithm: the exact top K of a pool, and the order of scores; ties by item id.
+"""The last step of every algorithm: the exact top K of a pool, in order of score; ties go by item id.
 
 A float32 pass finds the K-th score; items within its error bound are re-evaluated in float64, and scores that float64
 cannot distinguish are ordered by item id.
@@ -40,7 +40,7 @@ def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float =
 
 
 def best_rows(scores: npt.NDArray[np.float32], size: int) -> Indices:
-    """The `size` best rows of scores (X,), by (-score, row); never rows at -inf."""
+    """The `size` best rows of scores (X,), by (-score, row), without rows at -inf."""
     rows = top_rows(scores[None], size, np.zeros(1))[0]
     return rows[np.argsort(-scores[rows], kind="stable")[:size]]
 
@@ -78,7 +78,9 @@ def finish(
     *,
     error: Scores | None = None,
 ) -> Rescored:
-    """The exact top `k` of pools with float32 scores (n,), each within `error` (B,), default `scorer.error_bounds`."""
+    """The exact top `k` of pools with float32 scores (n,). error (B,): bounds of their errors, by default
+    `scorer.error_bounds`.
+    """
     started = time.perf_counter()
     error = scorer.error_bounds(queries) if error is None else error
     double_error = error * FLOAT64_PER_FLOAT32
@@ -102,7 +104,7 @@ def finish(
 
 
 def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indices:
-    """Positions (n,) that may be among the top `k` if each score (X,) errs by up to `error`; never at -inf."""
+    """Positions (n,) that may be among the top `k` if each score (X,) errs by up to `error`, without those at -inf."""
     k = min(k, len(scores))
     kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
     if kth == -np.inf:

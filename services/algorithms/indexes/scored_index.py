@@ -16,7 +16,7 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class ScoredIndex:
-    """X items in order of their ids, and their `scorer`; `passes` contain both."""
+    """An index of X items in order of their ids. `passes` has items and scorer."""
 
     passes: Passes
     scorer: MolScorer
@@ -38,12 +38,12 @@ class ScoredIndex:
 
     @property
     def row_codes(self) -> Mapping[str, RowCodes]:
-        """Codes of X items that searches read, by key."""
+        """Item codes that searches read, by key."""
         return {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the scorer; an index adds its own."""
+        """Bytes of the scorer; subclasses add the bytes of their structures."""
         return self.passes.nbytes
 
     def check(self, queries: QueryStates, k: int, allowed: Mask | None) -> None:

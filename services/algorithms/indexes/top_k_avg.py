@@ -1,9 +1,9 @@
-"""TopKAvg(N): the N best by averaged components, one dot product per item, then full scores within that pool.
+"""TopKAvg(N): full scores of the N best items by averaged components, which take one dot product per item.
 
 Its certificate uses that phi's pairs are the outer product of components (arXiv:2407.15462, equation 2). With the
 item's mean component g-bar and radius rho_x = max_p ||g_p - g-bar||, every pair's cosine is at most <f_pq, g-bar> +
 ||f_pq|| rho_x. So s is at most the item's *reach*, the largest of these over p_q. The reach is useful if an item's
-components are close; if the norms alone are as good, the answer is an estimate.
+components are close together. If the norms alone give as good a bound, the answer is an estimate.
 
 The bound on omitted items is computed in steps, each of which usually makes the next unnecessary:
 
@@ -16,7 +16,8 @@ omitted item's average score is at most the best omitted one. This needs no scan
 Means are in bfloat16 if P_x > 1; radii are measured from the stored means, so the proof stays valid.
 
 Letters: B queries, X items, P_q, P_x query and item components, d component width, N pool size. Cost: X d multiply-adds
-per query, then full scores on N; step 3 X P_q d. Memory: 2 (d + 1) bytes per item more (4 (d + 1) if P_x = 1).
+per query, then full scores of N items; step 3 costs X P_q d. Memory: 2 (d + 1) more bytes per item, or 4 (d + 1) if P_x
+= 1.
 """
 
 import time
@@ -33,11 +34,11 @@ _WITNESSES = 32  # items beyond the pool whose reach is computed first
 # Floats of components converted to float64 at once: 1 MB stays in cache (109,739 x 4 x 768 floats in one
 # step took 17 s).
 _FLOATS_AT_ONCE = 1 << 17
-_FAN = 17  # directions of (Delta, ||f||) whose largest value over all items is precomputed
+_FAN = 17  # number of directions of (Delta, ||f||) with a precomputed maximum over all items
 
 
 class TopKAvg(PooledIndex):
-    """The N best by averaged components, reordered by s. Certificate: bounded by the items' radii."""
+    """The N best items by averaged components, reordered by s. Certificate: a bound from the items' radii."""
 
     name = "top_k_avg"
 
@@ -61,8 +62,8 @@ class TopKAvg(PooledIndex):
         return AverageScan(self.passes, self._averages, request, lists[0], min(depths[0], self.num_items))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by averaged components, and the bound on the rest. A score is the mean over p_q of <f_pq,
-        g-bar>.
+        """The `size` best items by averaged components, and a bound on all others. A score is the mean over p_q of
+        <f_pq, g-bar>.
         """
         self.check(queries, size, allowed)
 
@@ -127,12 +128,12 @@ class AverageScan:
         return bounds
 
     def is_complete(self) -> npt.NDArray[np.bool_]:
-        """For each query whether its pool has all allowed items: (B,)."""
+        """Return, for each query, whether its pool has all allowed items (B,)."""
         following = self._passes.fetch(self._lists.scores[:, 0, self.depth : self.depth + 1])
         return np.asarray((following == -np.inf).all(axis=1))
 
     def _witnessed(self) -> Scores:
-        """The largest reach (B,) of the items just beyond the pool, -inf without any."""
+        """The largest reach (B,) of the items just beyond the pool, -inf if there are none."""
         rows = self._passes.fetch(self._lists.rows[:, 0, self.depth : self.depth + _WITNESSES])
         means, radii = self._averages.items.at(np.maximum(rows, 0))
         components = self._request.queries.components
@@ -180,16 +181,16 @@ class _Averages:
         self._unit = (width + 9) * self.items.unit
 
     def farthest(self, apart: Scores, norms: Scores) -> Scores:
-        """An upper bound on max_x (apart ||g-bar_x|| + norm rho_x): (B,) each.
+        """An upper bound (B,) on max_x (apart ||g-bar_x|| + norm rho_x).
 
-        That is a convex function of the direction, so between two directions of the fan the chord is above it.
+        The maximum is a convex function of (apart, norm), so between two directions of the fan the chord is above it.
         """
         angle = np.arctan2(norms, apart)
         left = np.clip((angle / (np.pi / 2) * (_FAN - 1)).astype(np.int64), 0, _FAN - 2)
         (ax, ay), (bx, by) = self._directions[left].T, self._directions[left + 1].T
         determinant = ax * by - ay * bx
         a, b = (apart * by - norms * bx) / determinant, (norms * ax - apart * ay) / determinant
-        # Rounding may put the angle outside its segment: a weight slightly below 0 becomes 0, which is above it.
+        # Rounding may put the angle outside its segment. A weight slightly below 0 becomes 0, so the bound stays valid.
         chord = np.maximum(a, 0) * self._farthest[left] + np.maximum(b, 0) * self._farthest[left + 1]
         return np.asarray(chord * (1 + 1e-12))
 

@@ -1,8 +1,8 @@
-"""TopKPerEmbedding(N): the union of the N best items of every component pair, then full scores within it.
+"""TopKPerEmbedding(N): full scores of the union of the N best items of every component pair.
 
 From arXiv:2407.15462, section 3.2. An omitted item is in no list, so its cosine of pair p is at most t_p, the (N +
 1)-th best. So s <= max_p t_p, which gate_bounds.py lowers by bounding gate weights. The paper's Theorem 2 takes phi of
-the (N + 1)-th items, which is not a bound (counterexample in the tests).
+the (N + 1)-th items, which is not a bound; the tests have a counterexample.
 
 Letters: B queries, X items, P component pairs, d width, N per pair. Cost: X P d multiply-adds per query, then full
 scores on N to N P items. Memory: only the scorer's.
@@ -24,7 +24,8 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class TopKPerEmbedding(PooledIndex):
-    """The union of the N best per component pair, reordered by s. Certificate: by items outside the lists.
+    """The union of the N best items per component pair, reordered by s. Certificate: a bound on items outside the
+    lists.
 
     N is doubled while the union has fewer than k items.
     """
@@ -54,7 +55,7 @@ class TopKPerEmbedding(PooledIndex):
         return self._gate_bounds.upper_bounds(request.queries, thresholds + self.passes.cosine_errors(request))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """A pool of `size` items: the lists to a common depth, then the items at the next depth with the best cosines.
+        """A pool of `size` items: all lists to the same depth, then items of the next depth with the best cosines.
 
         A score is the item's best listed cosine.
         """
@@ -69,8 +70,8 @@ class TopKPerEmbedding(PooledIndex):
             depths = np.zeros(len(queries), dtype=np.int64)
             for query in range(len(queries)):
                 rows, levels, cosines = scan.levels(query)
-                # Rows are ordered by (level, -cosine, row): the first `size` are whole levels and the next level's
-                # best.
+                # Rows are ordered by (level, -cosine, row), so the first `size` are whole levels and the best of the
+                # next.
                 depths[query] = scan.depth if len(rows) <= size else levels[size]
                 rows, cosines = rows[:size], cosines[:size]
                 order = np.lexsort((rows, -cosines))
@@ -113,18 +114,18 @@ class PairScan:
         return self._index.passes.fetch(self._lists.scores)
 
     def bounds(self, kth_scores: Scores | None = None) -> Scores:
-        """See `PoolScan.bounds`: never NaN."""
+        """See `PoolScan.bounds`; these bounds are never NaN."""
         return self.bounds_at(np.full(len(self._request.queries), self.depth, dtype=np.int64))
 
     def bounds_at(self, sizes: Indices) -> Scores:
-        """Bounds on items outside the union of each query's `sizes` best per pair: (B,) -> (B,)."""
+        """Bounds (B,) on items outside the union of each query's `sizes` (B,) best items per pair."""
         started = time.perf_counter()
         bounds = self._index.upper_bounds(self._request, self._thresholds(sizes))
         self.seconds += time.perf_counter() - started
         return bounds
 
     def levels(self, query: int) -> tuple[Indices, Indices, Scores]:
-        """Rows, their best positions in any list and best listed cosines, (n,) each, by position."""
+        """Return rows (n,), their best positions in any list (n,) and best listed cosines (n,), ordered by position."""
         rows, cosines = self._rows[query].ravel(), self._scores[query].ravel().astype(np.float64)
         positions = np.tile(np.arange(self._rows.shape[2]), self._rows.shape[1])
         listed = rows >= 0

@@ -1,4 +1,4 @@
-"""Items' attributes as columns: a fixed table, possibly in mapped memory, and rows of changing items.
+"""Item attributes as columns: an immutable table, possibly in mapped memory, and rows for items that change.
 
 Tags are stored as codes per attribute. `rules.attributes` defines the entry for a missing value.
 
@@ -58,7 +58,7 @@ class AttributeTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table) -> Self:
-        """A table over the memory of columns that `stored` made. Raises: ValueError with the column."""
+        """Make a table from columns that `stored` made, without a copy. Raises: ValueError with the column."""
         kinds, columns, tags = arrow_kinds(table.schema), dict[str, Column](), dict[str, list[str]]()
         for name, kind in kinds.items():
             array = _whole(table.column(name))
@@ -80,7 +80,7 @@ class AttributeTable:
         return type(self)(kinds=self.kinds, columns=columns, tags=self.tags, num_items=len(wanted))
 
     def recoded(self, codes: dict[str, dict[str, int]]) -> Columns:
-        """The columns, copied if needed, with tag codes from `codes`, to which missing tags are added."""
+        """The columns, copied if needed, with tag codes from `codes`. Missing tags are added to `codes`."""
         columns = dict(self.columns)
         for name, tags in self.tags.items():
             known = codes.setdefault(name, {})
@@ -97,16 +97,16 @@ def no_attributes(num_items: int) -> AttributeTable:
 
 
 class AttributeRows:
-    """The attributes of changing items, by row: a table's, not copied, and later changes. One writer, any number of
+    """Attributes of changing items, by row: an uncopied table and later changes. It allows one writer and any number of
     readers.
     """
 
     def __init__(self, table: AttributeTable, items: Rows) -> None:
-        """Start from a table; `items` has the table's item of each row, -1: none."""
+        """Start from a table. items: the table's row for each row, -1 for none."""
         self.kinds, self._table, self._items = table.kinds, table, items
         self._codes = {name: {tag: code for code, tag in enumerate(tags)} for name, tags in table.tags.items()}
         self._is_table = bool(np.array_equal(items, np.arange(table.num_items)))
-        # The written entries, and each row's index in them; -1: none.
+        # The written entries, and the index of each row's entry, -1 for none.
         self._put, self._num_put = np.empty(0, row_type(table.kinds)), 0
         self._places = np.full(len(items) if table.kinds else 0, -1, np.int32)
         self._num_rows = len(items)
@@ -130,9 +130,9 @@ class AttributeRows:
         self._num_rows = max(self._num_rows, row + 1)
 
     def mask(self, where: Sequence[Condition], rows: Rows | None = None) -> Mask:
-        """Which rows meet all conditions, at least one: all rows, or `rows` (m,). A row out of range meets none.
+        """Which of all rows, or of `rows` (m,), meet all conditions.
 
-        Raises: ValueError as `Condition.check`.
+        There must be at least one condition. A row out of range meets none. Raises: ValueError as `Condition.check`.
         """
         for one in where:
             one.check(self.kinds)
@@ -203,7 +203,7 @@ def taken(column: Column, rows: Rows) -> Column:
 
 
 def stored(table: pa.Table) -> dict[str, pa.Array]:
-    """Columns of `ARROW_TYPES` in the items file's format: tags as codes, the absent value at nulls."""
+    """Convert columns of `ARROW_TYPES` to the items file's format: tags become codes, nulls have the absent value."""
     columns = {}
     for name in table.column_names:
         array = _whole(table.column(name))
@@ -228,7 +228,7 @@ def _filled(array: pa.Array) -> pa.Array:
 
 
 def _column(name: str, array: pa.Array, dtype: np.dtype[Any]) -> Column:
-    """An array's entries, not copied. Raises: ValueError unless nulls, and only nulls, have the absent value."""
+    """An array's entries without a copy. Raises: ValueError unless nulls, and only nulls, have the absent value."""
     validity, data = array.buffers()
     column = np.frombuffer(data, dtype)[array.offset : array.offset + len(array)]
     is_null = np.zeros(len(array), dtype=bool)

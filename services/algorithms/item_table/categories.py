@@ -1,4 +1,4 @@
-"""Category lists as a column: concatenated codes, and their names. The rows of each category.
+"""Category lists as a column of concatenated codes with names, and the rows of each category.
 
 Letters: n items, m requested rows.
 """
@@ -85,7 +85,7 @@ class Categories(Sequence[tuple[str, ...]]):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> "Categories":
-        """Read and check columns. Raises: KeyError for a missing one, ValueError."""
+        """Read columns. Raises: KeyError for a missing column, ValueError for invalid columns."""
         names = Strings.from_tensors(tensors, "category_names")
         return cls(CategoryLists(tensors["category_offsets"], tensors["category_codes"]), names)
 
@@ -162,7 +162,7 @@ class CategoryRows:
         return [name for name in {**self._bundled, **self._joined} if self.has(name)]
 
     def members(self, name: str) -> Rows:
-        """Exactly the category's rows."""
+        """The category's rows, without removed ones."""
         rows = np.concatenate([np.asarray(part, np.int32) for part in self.of(name)])
         left = self._left.get(name)
         return rows[~np.isin(rows, list(left))] if left else rows

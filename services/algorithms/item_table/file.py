@@ -2,11 +2,11 @@
 
 item_id: string   title: string   categories: list<dictionary<string>>   count: int64
 id_hash, id_hash_row: int64, int32   the ids' xxh3 hashes in ascending order, and their rows
-popular_row, popularity_rank: int32   rows by descending count, then id; and each row's position there
+popular_row, popularity_rank: int32   rows by descending count, then id, and each row's position in this order
 attributes.NAME: double, timestamp[ms, UTC] or dictionary<string>, one per declared attribute
 
-One batch of uncompressed columns, mapped if large, so that processes share its pages. Any Arrow library reads it:
-pandas.read_feather(path), pyarrow.ipc.open_file(path).
+One batch of uncompressed columns. A large file is mapped, so that processes share its pages. Any Arrow library reads
+it: pandas.read_feather(path), pyarrow.ipc.open_file(path).
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Rows = npt.NDArray[np.int32]
 
 _CATEGORY = pa.dictionary(pa.int32(), pa.string())
 ATTRIBUTE_PREFIX = "attributes."
-_CHECKED = 1 << 20  # rows at a time, so that a check of a mapped column takes no memory for all of it
+_CHECKED = 1 << 20  # rows checked at a time, so that checking a large mapped column takes little memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ByPopularity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemColumns:
-    """n items: ids, titles, categories, training interactions (n,), their order by interactions, and attributes."""
+    """n items: ids, titles, categories, counts of training interactions (n,), order by count, and attributes."""
 
     ids: ItemIds
     titles: Strings
@@ -71,8 +71,8 @@ class ItemColumns:
 
 
 def read_items(path: Path, num_items: int) -> ItemColumns:
-    """Read an items' file. Raises: BundleError with the column for other columns or rows, or ids that are not distinct
-    or not of 1-128 bytes.
+    """Read an items file. Raises: BundleError if columns or the number of rows differ from those expected, or ids are
+    not distinct or not of 1-128 bytes.
     """
     try:
         table = pa.ipc.open_file(mapped_or_read(path)).read_all().combine_chunks()
@@ -130,13 +130,13 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
 
 
 def attributes_in(table: pa.Table) -> pa.Table:
-    """An items file's attributes under their own names."""
+    """An items file's attribute columns, named without the prefix."""
     found = table.select([name for name in table.column_names if name.startswith(ATTRIBUTE_PREFIX)])
     return found.rename_columns([name.removeprefix(ATTRIBUTE_PREFIX) for name in found.column_names])
 
 
 def strings_of(array: pa.Array) -> Strings:
-    """A column over an array's memory. Raises: ValueError as `Strings`."""
+    """A column that shares the array's memory. Raises: ValueError as `Strings`."""
     width = np.int64 if pa.types.is_large_string(array.type) else np.int32
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]

@@ -1,5 +1,5 @@
-"""A column of item ids that finds an id's row by hash (decision 087). Building a dictionary of ten million ids instead
-would hold the interpreter lock. A bundle stores the sorted hashes (xxh3, 64 bits), so that processes share them.
+"""A column of item ids that finds an id's row by hash (decision 087). A dictionary of ten million ids would hold the
+interpreter lock while it is built. A bundle stores the sorted hashes (xxh3, 64 bits), so that processes share them.
 
 Letters: n ids, m requested ids.
 """
@@ -20,7 +20,7 @@ HashRows = npt.NDArray[np.signedinteger[Any]]
 
 MAX_ID_BYTES = 128
 _SAMPLE = 1_000
-_encoded = methodcaller("encode", "utf-8", "surrogatepass")  # a string that is not UTF-8 is unknown, not an error
+_encoded = methodcaller("encode", "utf-8", "surrogatepass")  # a string that is not UTF-8 counts as an unknown id
 _FOUND = 65_536  # ids compared at a time
 _HASH = np.dtype(np.int64)
 
@@ -40,7 +40,7 @@ class ItemIds(Mapping[str, int]):
 
     @classmethod
     def of(cls, item_ids: Iterable[str]) -> "ItemIds":
-        """Make a column. Raises: ValueError for a string that is not UTF-8, and as `check`."""
+        """Make a column. Raises: ValueError for a string that is not UTF-8, and for ids that `check` rejects."""
         found = cls(Strings.of(item_ids))
         found.check("item_ids")
         return found
@@ -61,8 +61,8 @@ class ItemIds(Mapping[str, int]):
                 end += 1
 
     def check_hashes(self, name: str) -> None:
-        """Raise ValueError if the hashes of `by_hash` do not ascend, a row is out of range, or the hashes are of other
-        ids. Only a thousand hashes are computed again: the file's checksum protects the others.
+        """Raise ValueError if the hashes of `by_hash` do not ascend, a row is out of range, or the hashes do not match
+        the ids. It recomputes only a thousand hashes, because the file's checksum protects the others.
         """
         hashes, rows = self.by_hash
         sample = np.linspace(0, len(self) - 1, min(len(self), _SAMPLE)).astype(np.int64)
@@ -87,7 +87,9 @@ class ItemIds(Mapping[str, int]):
         return row
 
     def get(self, item_id: str, default: Any = None) -> Any:
-        """The row, or `default`, in 3 us. For many ids use `find`, for hundreds of lookups per event a dictionary."""
+        """The row, or `default`. One call takes 3 us: use `find` for many ids, and a dictionary for hundreds of lookups
+        per event.
+        """
         row = self._row(item_id)
         return default if row < 0 else row
 
@@ -107,7 +109,7 @@ class ItemIds(Mapping[str, int]):
 
     @lazy_property
     def by_hash(self) -> tuple[Hashes, HashRows]:
-        """The hashes in ascending order (n,), and each one's row (n,)."""
+        """The hashes in ascending order (n,), and the row of each hash (n,)."""
         hashes = self.hashes if "hashes" in self.__dict__ else hash_ids(self.strings)
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order.astype(_row_type(len(self)))
@@ -126,7 +128,7 @@ class ItemIds(Mapping[str, int]):
         self.by_hash  # noqa: B018
 
     def find(self, item_ids: Sequence[str], hashes: Hashes | None = None) -> Indices:
-        """Rows (m,) of the ids, -1 for unknown ones. hashes (m,): theirs, if known."""
+        """Return rows (m,) of the ids, -1 for unknown ids. hashes (m,): hashes of the ids, if known."""
         if not len(self) or not len(item_ids):
             return np.full(len(item_ids), -1, dtype=np.int64)
         hashes = hash_ids(item_ids) if hashes is None else hashes
@@ -155,7 +157,8 @@ class ItemIds(Mapping[str, int]):
             return np.arange(len(self))
         if not len(self) or not len(others):
             return np.full(len(others), -1, dtype=np.int64)
-        # Both columns are sorted by hash. In another order, the search for an id would miss the cache 20 times.
+        # Both columns are searched in order of hash. In another order, the search for an id would miss the CPU cache 20
+        # times.
         (mine, rows), (theirs, their_rows) = self.by_hash, others.by_hash
         at = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
         found = np.empty(len(others), dtype=np.int64)

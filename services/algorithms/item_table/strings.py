@@ -53,7 +53,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]], name: str) -> "Strings":
-        """Read and check a column. Raises: KeyError if missing, ValueError with its name."""
+        """Read a column. Raises: KeyError if it is missing, ValueError with its name if it is invalid."""
         try:
             found = cls(tensors[name], tensors[f"{name}_ends"])
             found.check()
@@ -144,7 +144,7 @@ class Strings(Sequence[str]):
         return np.array_equal(ends, their_ends) and np.array_equal(data, their_data)
 
     def starting(self, rows: Indices, prefix: bytes) -> npt.NDArray[np.bool_]:
-        """Which strings of m rows begin with lower-case `prefix`, ignoring ASCII case: (m,)."""
+        """Which strings of m rows begin with `prefix` (lower case), ignoring ASCII case: (m,)."""
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64)
         passes = self.ends[rows] - starts >= len(prefix)
         found = _LOWER[self.data[starts[passes, None] + np.arange(len(prefix))]]
@@ -169,14 +169,14 @@ class Strings(Sequence[str]):
         """Rows in the order of their strings, by code points (n,)."""
         if self.is_ascending():
             return np.arange(len(self))
-        # 16 bytes a string during the sort, more for longer ones.
+        # During the sort a string takes 16 bytes, a long one more.
         strings = np.empty(len(self), np.dtypes.StringDType())
         for start in range(0, len(self), _DECODED):
             strings[start : start + _DECODED] = self[start : start + _DECODED]
         return np.argsort(strings, kind="stable")
 
     def is_ascending(self) -> bool:
-        """Whether the strings strictly ascend by code points, hence by UTF-8 bytes."""
+        """Whether the strings strictly ascend by code points, the order of UTF-8 bytes."""
         width = 1 + int(self.lengths.max(initial=0))
         step = max(1, _PADDED_BYTES // width)
         for start in range(0, len(self) - 1, step):
@@ -185,7 +185,7 @@ class Strings(Sequence[str]):
             padded = np.zeros((len(ends), width), np.uint8)
             padded[np.arange(width) < lengths[:, None]] = data
             strings = padded.view(f"S{width}")[:, 0]
-            # NUL bytes at the end are padding to NumPy, so the length decides.
+            # NumPy ignores NUL bytes at the end, so lengths are compared, too.
             is_prefix = (strings[:-1] == strings[1:]) & (lengths[:-1] < lengths[1:])
             if not ((strings[:-1] < strings[1:]) | is_prefix).all():
                 return False

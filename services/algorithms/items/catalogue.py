@@ -22,9 +22,9 @@ from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
-# Bytes per id: its hash; in a part, whose ids are copied, also the sorted hash and its row.
+# Bytes per id for its hash. A part copies its ids, so it also has sorted hashes and rows.
 _HASH_BYTES, _PART_HASH_BYTES = 8, 20
-# An id as a Python object with reference: 61 bytes on MovieLens-1M.
+# Bytes of an id as a Python object with a reference; 61 on MovieLens-1M.
 _ID_OBJECT_BYTES = 64
 
 
@@ -34,7 +34,7 @@ class Catalogue:
 
     user_component: the query component that identifies the user, if any. is_normalised: components have at most length
     1, unlike imported embeddings. version: the whole catalogue's index version, if known. rows: each id's row. voting:
-    the whole catalogue's ids, whose rows `neighbours` uses.
+    the whole catalogue's ids; `neighbours` has their rows.
     """
 
     model_version: str
@@ -83,7 +83,7 @@ class Catalogue:
         )
 
     def part(self, rows: Indices) -> "Catalogue":
-        """A catalogue of copies of some rows; its neighbours and `voting` are the whole catalogue's."""
+        """A catalogue with copies of some rows, but with the neighbours and `voting` of the whole catalogue."""
         return replace(
             self,
             version=self.index_version,
@@ -100,8 +100,8 @@ class Catalogue:
 
 
 def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalogue:
-    """A bundle's items, or some rows; states of other rows are neither checked nor loaded. Raises: BundleError if files
-    disagree.
+    """Load a bundle's items, or only `rows`; states of other rows are neither checked nor loaded. Raises: BundleError
+    if files disagree.
     """
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
@@ -130,9 +130,9 @@ def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalo
 def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
     """Estimate the bytes of a catalogue of this shape, or of one of its `parts`, without reading an array.
 
-    Counted are components (mapped), the gate twice (mapped and transposed), averaged components, the items file and
-    hashes of ids. With neighbours, each part also has its ids as objects and, for all items, neighbours with weights
-    and one row number.
+    It counts components (mapped), the gate twice (mapped and transposed), averaged components, the items file and
+    hashes of ids. With neighbours, a part also has its ids as objects and, for all items, neighbours with weights and a
+    row number.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0

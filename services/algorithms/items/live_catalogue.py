@@ -1,8 +1,8 @@
 """A catalogue that changes while it answers: refreshed states; new, withdrawn and returning items; versions by name.
 
 It applies the stream's changes to a mutable index of a bundle's items. The first version's name is the bundle's index
-version. Names are only compared; positions order versions. The last versions stay available, so that a reranker can
-score a pool with the version that made it. This module reads no stream and no clock.
+version. Names identify versions; positions order them. The last versions stay available, so that a reranker can score a
+pool with the version that made it. This module reads no stream and no clock.
 
 Letters: P_x item components, P pairs, d component width.
 """
@@ -32,7 +32,8 @@ from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, pas
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
 
 NO_CHANGE = -1  # the position before any change
-# 64 versions are two seconds at 30 batches a second; requests that name an earlier version arrive within milliseconds.
+# At 30 batches a second, 64 versions last two seconds; requests that name an earlier version arrive within
+# milliseconds.
 MAX_VERSIONS = 64
 _UNTOUCHED = (math.nan, 0)  # evidence in a snapshot for an item with the bundle's state
 
@@ -41,7 +42,8 @@ class ItemChange(Protocol):
     """An item's refreshed state. A `dropped` item returns to the bundle's state; an item outside the bundle
     leaves the index.
 
-    components (P_x, d); gate (P,) or None; model_share: lambda, the weight of the bundle's state, 0 outside the bundle.
+    Shapes: components (P_x, d), gate (P,) or None. model_share: lambda, the weight of the bundle's state, 0 if there is
+    none.
     """
 
     @property
@@ -77,8 +79,9 @@ class Description(Protocol):
 class Served:
     """A version: its name, its position and mark (see `LiveCatalogue.apply`), and its freshness.
 
-    newest_recorded_ms: when the version's newest interaction was recorded, Unix milliseconds; None before any. lag_s:
-    seconds from then until a version first had that interaction; None before any and after a start from a snapshot.
+    newest_recorded_ms: when the version's newest interaction was recorded, Unix milliseconds. lag_s: seconds from then
+    until a version first had that interaction, None after a start from a snapshot. Both are None before the first
+    interaction.
     """
 
     name: str
@@ -93,7 +96,7 @@ class Served:
 class ExplainedItem:
     """An item in one version: its state (one row), the bundle's state, lambda and the number of interactions.
 
-    base: None outside the bundle.
+    base is None for an item outside the bundle.
     """
 
     served: Served
@@ -118,9 +121,9 @@ class LiveCatalogue:
     ) -> None:
         """Start from the bundle's items, or from a snapshot with their later states.
 
-        A snapshot lacks withdrawals: the caller must describe them again. build, max_bytes: as in MutableIndex. Raises:
-        SnapshotError for a snapshot of another bundle or with inconsistent arrays; IndexFullError if `max_bytes` is too
-        small; as MutableIndex.
+        A snapshot lacks withdrawals: the caller must describe them again. build, max_bytes: see `MutableIndex`.
+        Raises: SnapshotError for a snapshot of another bundle or with inconsistent arrays; IndexFullError if
+        `max_bytes` is too small; the errors of `MutableIndex`.
         """
         self.base, self._categories = base, Categories.of(base.categories)
         self._writing = threading.Lock()
@@ -138,7 +141,9 @@ class LiveCatalogue:
             self._start_from(snapshot, build, max_bytes)
 
     def _start_from(self, snapshot: Snapshot, build: Build, max_bytes: int | None) -> None:
-        """Build the main segment from the snapshot's coded items, or all if none is coded; insert the others."""
+        """Build the main segment from the snapshot's coded items, or from all if none is coded. Insert the other
+        items.
+        """
         stored, base, items = StoredChanges.of(snapshot, self.base), self.base, snapshot.items
         count = snapshot.codes.num_rows or len(items)
         rows = base.rows.rows_of(items.ids)
@@ -146,7 +151,7 @@ class LiveCatalogue:
         main = rows[:count]
         batch = ItemBatch(
             item_ids=base.rows if is_base and count == len(rows) else items.ids.first(count),
-            # Prefer the bundle's states if they are equal: processes share their memory.
+            # If the states equal the bundle's, use these, because processes share their memory.
             states=(base.states if is_base else items.states).take(slice(0, count)),
             categories=self._categories.take(main),
             attributes=base.attributes.take(main),
@@ -192,7 +197,7 @@ class LiveCatalogue:
         return self._merged(min(versions, key=lambda served: abs(served.position - position))), False
 
     def may_come(self, name: str, position: int | None = None) -> bool:
-        """Whether the missing version may arrive soon: its position is after the newest one, or not given."""
+        """Whether a missing version may arrive soon: its position is unknown, or after the newest version's."""
         versions = self._kept
         return all(served.name != name for served in versions) and (
             position is None or position > versions[-1].position
@@ -212,7 +217,7 @@ class LiveCatalogue:
         return "is no item of this index"
 
     def categories_of(self, item_ids: Sequence[str]) -> list[Sequence[str]]:
-        """Each item's categories, from its description or the bundle; none for an unknown item."""
+        """Each item's categories, from its description or the bundle; an unknown item has none."""
         rows = self.base.rows.find(item_ids)
         described = map(self._described.get, item_ids)
         listed = self._categories.take(rows)
@@ -257,7 +262,9 @@ class LiveCatalogue:
             )
 
     def check(self, queries: QueryStates) -> None:
-        """As `ItemShape.check_queries`; if the base is normalised, also raise ValueError for too long components."""
+        """Check like `ItemShape.check_queries`; if the base is normalised, also raise ValueError for too long
+        components.
+        """
         self.index.shape.check_queries(queries)
         if self.base.is_normalised:
             check_sizes(queries.components)
@@ -275,9 +282,9 @@ class LiveCatalogue:
     ) -> tuple[str, ...]:
         """Apply a batch of changes as one version at `position`; return the ids whose states do not fit the model.
 
-        An item's last change counts. mark: distinguishes batches of equal position in different logs; part of the
-        version's name. The version gets the latest `newest_recorded_ms` so far and its lag. Raises, with nothing
-        changed: ValueError for a malformed id, IndexFullError without enough room.
+        Only an item's last change is applied. mark: distinguishes batches of equal position in different logs; part of
+        the version's name. The version gets the latest `newest_recorded_ms` so far and its lag.
+        Raises: ValueError for a malformed id, IndexFullError without enough room; then nothing has changed.
         """
         changes = list({one.item_id: one for one in changes}.values())
         misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
@@ -304,7 +311,7 @@ class LiveCatalogue:
         return tuple(misfits)
 
     def describe(self, descriptions: Sequence[Description]) -> None:
-        """Apply titles, categories, attributes, withdrawals and returns; an item's last description counts.
+        """Apply titles, categories, attributes, withdrawals and returns; only an item's last description is applied.
 
         `apply` still refreshes a withdrawn item's state. Versions' positions and names stay. Raises: IndexFullError
         without room for returning items; then only the withdrawals are applied.
@@ -359,7 +366,7 @@ class LiveCatalogue:
             self._publish(NO_CHANGE, None, None, "", others=())
 
     def capture(self, **said: int) -> Callable[[Path], Path]:
-        """A function that writes the present content as a snapshot below a folder, later and in any thread.
+        """A function that later, in any thread, writes the present content as a snapshot below a folder.
 
         said: the caller's manifest fields.
         """
@@ -420,7 +427,7 @@ class LiveCatalogue:
         mark: str,
         others: Sequence[Served] | None = None,
     ) -> None:
-        """Publish a version. others: earlier versions to retain; None: those at other positions."""
+        """Publish a version. others: earlier versions to retain; None means those at other positions."""
         base = self.base.index_version
         served = Served(
             name=base if position == NO_CHANGE else f"{base}+{position}{mark and '.'}{mark}",

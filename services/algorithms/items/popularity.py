@@ -1,8 +1,8 @@
 """Counts that halve per half-life, without a clock: forward decay in logarithms.
 
 An item's level is log2 of the sum over its events of w 2^(t / h): w an event's weight, t its time, h the half-life. Its
-count now is 2^(level - now / h), so levels order items at any time. A level is about the number of half-lives since
-1970.
+count now is 2^(level - now / h), so items have the same order by level and by count. A level is about the number of
+half-lives since 1970.
 
 Source: Cormode, Shkapenyuk, Srivastava, Xu: Forward Decay, ICDE 2009, section III; in logarithms.
 """
@@ -24,7 +24,7 @@ def joined(one: float, other: float) -> float:
 def without(level: float, taken: float) -> float | None:
     """The level without events of level `taken`; None if none remain."""
     left = 1 - math.exp2(min(0.0, taken - level))
-    # A smaller remainder is rounding error.
+    # A remainder of 1e-9 or less is rounding error.
     return level + math.log2(left) if left > 1e-9 else None
 
 

@@ -1,6 +1,4 @@
-"""A catalogue snapshot's content besides items, written by `LiveCatalogue.capture`: the last stream position, and
-evidence.
-"""
+"""What `LiveCatalogue.capture` stores in a snapshot besides items: the last stream position, and evidence."""
 
 from dataclasses import dataclass
 from types import NoneType
@@ -24,7 +22,7 @@ class StoredChanges:
 
     @classmethod
     def of(cls, snapshot: Snapshot, base: Catalogue) -> "StoredChanges":
-        """Read a snapshot. Raises: SnapshotError for other items or shapes, and inconsistent arrays."""
+        """Read a snapshot. Raises: SnapshotError if items or shapes differ, or arrays are inconsistent."""
         manifest, details = snapshot.manifest, snapshot.manifest.said
         if (of := details.get("base")) != base.index_version:
             raise SnapshotError(f"{snapshot.path}: changes of {of!r}; this process serves {base.index_version!r}")

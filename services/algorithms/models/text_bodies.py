@@ -31,9 +31,9 @@ class _Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(shape.width, shape.width) for _ in range(4))
 
     def forward(self, hidden: Tensor, added: Tensor, wanted: Tensor) -> Tensor:
-        """Attend from `wanted`, the first positions of hidden, to all of hidden (B, L, D).
+        """Attend from `wanted`, the first positions of hidden, to all positions of hidden (B, L, D).
 
-        `added` (B, 1, 1, L) is added to the attention logits, minus infinity where padded.
+        `added` (B, 1, 1, L) is added to the attention logits; it is minus infinity at padding.
         """
         query, key, value = (
             part(given).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -61,7 +61,7 @@ class _BertLayer(nn.Module):
 
 
 class BertBody(nn.Module):
-    """BERT's encoder: learned positions, a norm after every sum.
+    """BERT's encoder, with learned positions and a norm after every sum.
 
     half_precision: layers multiply in bfloat16 (for training on a processor that supports it); outputs are float32.
     """
@@ -87,7 +87,7 @@ class BertBody(nn.Module):
     def run(self, hidden: Tensor, mask: Tensor, first: int, last: int, rows: int | None = None) -> Tensor:
         """Run layers first .. last - 1 over hidden (B, L, D), mask (B, L) true at tokens -> (B, L, D).
 
-        rows: the last layer computes only the first `rows` positions; the result is then (B, rows, D).
+        With `rows`, the last layer computes only the first `rows` positions; the result is (B, rows, D).
         """
         if not self.half_precision:
             return self._run(hidden, mask, first, last, rows)

@@ -28,7 +28,7 @@ _TEXTS_AT_ONCE = 16_384
 def load_body(folder: Path) -> BertBody:
     """Load the encoder in float32, without decoders or heads.
 
-    Raises: ValueError with the folder and the field, file, or tensor that is missing, unknown, or of another shape.
+    Raises: ValueError with the folder and the missing, unknown or misshapen field, file or tensor.
     """
     config = read_fields(folder / "config.json", "a model folder")
     for field, allowed in _ALLOWED.items():
@@ -123,9 +123,7 @@ def mean_of_tokens(hidden: Tensor, real: Tensor) -> Tensor:
 
 
 def _filled(folder: Path, body: BertBody, names: Mapping[str, str], weights: Mapping[str, Tensor]) -> BertBody:
-    """The body with all parameters loaded. names: our parameter name to the file's; a final dot means
-    all of a module.
-    """
+    """Load all parameters of the body. names: our name -> the file's; a final dot means a whole module."""
     found = {}
     for own, parameter in body.state_dict().items():
         module = own[: own.rindex(".") + 1] if "." in own else own

@@ -18,20 +18,20 @@ _CACHE_LINE = 64
 
 @cache
 def instruction_set() -> str:
-    """This processor's best of `INSTRUCTION_SETS`. Raises: RuntimeError without kernels."""
+    """The best of `INSTRUCTION_SETS` that this processor supports. Raises: RuntimeError without kernels."""
     return INSTRUCTION_SETS[int(_opened(Path(__file__).with_name("processor.so")).freshet_instruction_set())]
 
 
 @cache
 def load_kernels(op: str | Path) -> ctypes.CDLL:
-    """The library of `ops/<op>/cpu.cpp` for this processor; `op` may be the path of a folder elsewhere. Raises:
-    RuntimeError without kernels.
+    """Load the library of `ops/<op>/cpu.cpp` for this processor. op: name, or path of another folder.
+    Raises: RuntimeError without kernels.
     """
     return _opened(Path(__file__).parent.parent / "ops" / op / f"cpu-{instruction_set()}.so")
 
 
 def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
-    """The address of a C-contiguous array, or null. The caller must reference the array during the call."""
+    """The address of a C-contiguous array, or null. The caller must keep a reference to the array during the call."""
     if array is None:
         return ctypes.c_void_p(None)
     if not array.flags.c_contiguous:
@@ -40,7 +40,7 @@ def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Zeros that begin on a cache line, so that in rows of whole lines no SIMD vector crosses one."""
+    """Zeros that begin on a cache line. If rows fill whole cache lines, no SIMD vector crosses a line's end."""
     size = np.dtype(dtype).itemsize * math.prod(shape)
     space = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
     start = -space.ctypes.data % _CACHE_LINE

@@ -16,7 +16,7 @@ _process_count: int | None = None
 
 
 def compute_threads() -> int:
-    """Threads of a kernel called from this thread. Until set, OMP_NUM_THREADS or, without that, one per core."""
+    """Number of threads of a kernel called from this thread. The default is OMP_NUM_THREADS, else one per core."""
     if _counts.here is not None:
         return _counts.here
     return _process_count if _process_count is not None else _default_count()

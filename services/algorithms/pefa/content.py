@@ -1,8 +1,8 @@
-"""States of items without interactions, by ridge regression from their texts onto known items' states.
+"""States of items without interactions, predicted from their texts by ridge regression on known items.
 
-A prediction gives the direction from the catalogue's mean; the mean distance of known items gives the length. In the
-fit, an item's weight is its number of training interactions. Each known item is predicted by the fit without it; the
-ridge with the best directions is chosen. If these are not better than chance, new items get the mean (decision 053).
+The prediction gives the direction from the catalogue's mean; the mean distance of known items gives the length. In the
+fit, an item's weight is its number of training interactions. To choose the ridge, each known item is predicted by the
+fit without it. If no ridge predicts directions better than chance, new items get the mean (decision 053).
 
 Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d, M
 items of a block.
@@ -20,12 +20,12 @@ from services.algorithms.scoring.states import FloatArray, ItemStates
 
 _Exact = npt.NDArray[np.float64]
 
-# In units of the contents' mean eigenvalue.
+# Ridges, in units of the contents' mean eigenvalue.
 _RIDGES = (1e-3, 1e-2, 1e-1, 0.3, 1.0, 3.0, 1e1, 1e2)
 # Standard errors by which directions must beat chance.
 _BEYOND_CHANCE = 3.0
 _BLOCK = 4096
-_SMALLEST_EIGENVALUE = 1e-10  # relative to the largest; below it a direction is rounding
+_SMALLEST_EIGENVALUE = 1e-10  # relative to the largest; directions below it are rounding errors
 
 
 class TextEncoder(Protocol):
@@ -36,10 +36,9 @@ class TextEncoder(Protocol):
 class ContentMap:
     """A fitted map for new items.
 
-    Shapes: content_mean (D,), weight (D, P_x, d), mean (P_x, d), distance (P_x,): known components' distance from their
-    mean, 0 if content predicts nothing; gate (P,): the catalogue's mean, or None. ridge: in units of the contents' mean
-    eigenvalue. left_out_cosine: between known items' deviations from the mean and their prediction by the fit without
-    them, averaged over interactions and components, with its standard_error.
+    Shapes: content_mean (D,), weight (D, P_x, d), mean (P_x, d), distance (P_x,): mean distance of known components
+    from their mean, 0 if content predicts nothing; gate (P,): the catalogue's mean gate, or None. ridge: in units of
+    the contents' mean eigenvalue. left_out_cosine, with its standard_error: see `_Decomposition.left_out_cosine`.
     """
 
     content_mean: FloatArray
@@ -72,7 +71,7 @@ def fit_content_map(contents: FloatArray, items: ItemStates, counts: npt.NDArray
     h_i), h_i = w_i / sum w + sum_j U_ij^2 S_j^2 / (S_j^2 + r), an identity of weighted least squares. Cost: O(X D (D +
     R)) per fit and per ridge, O(D^3) per fit; in blocks of 4,096 items.
 
-    Raises: ValueError if rows disagree, for fewer than 3 items, or non-finite contents.
+    Raises: ValueError if numbers of rows differ, for fewer than 3 items, or for non-finite contents.
     """
     num_items, num_components, width = items.components.shape
     if contents.ndim != 2 or len(contents) != num_items:
@@ -120,7 +119,7 @@ class TextStates:
         self.map = fit_content_map(encoder.encode(_texts(titles, categories)), items, counts)
 
     def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
-        """B new items' states. Cost: one encoding per text (10 ms alone) and D P_x d multiply-adds."""
+        """B new items' states. Cost: one encoding per text (10 ms if single) and D P_x d multiply-adds."""
         return self.map.states(self._encoder.encode(_texts(titles, categories)))
 
 
@@ -147,7 +146,7 @@ class _Decomposition:
         kept = eigenvalues > _SMALLEST_EIGENVALUE * max(eigenvalues[-1], np.finfo(np.float64).tiny)
         self._eigenvalues, self._directions = eigenvalues[kept], directions[:, kept]
         self._along = self._directions.T @ cross
-        # Equal contents have no direction: every ridge gives the mean.
+        # If all contents are equal, every ridge predicts the mean.
         self._unit = float(self._eigenvalues.mean()) if kept.any() else 1.0
 
     def weight(self, ridge: float) -> _Exact:

@@ -1,8 +1,8 @@
-"""An interaction's contribution to its item's sums, as integers independent of the batch.
+"""An interaction's contribution to its item's sums, as integers that do not depend on the batch.
 
 In a mixture of logits an item component gets w * sum_pq pi_(pq,px) f_pq(q), with w the interaction's weight and pi the
-gate weights of the query state and the item's bundle state (with the item's refreshed state, sums would depend on the
-order of interactions). With one component per side, the item gets w * q, the paper's Q^T Y (equation 7).
+gate weights of the query state and the item's bundle state. With the refreshed state, sums would depend on the order of
+interactions. With one component per side, the item gets w * q, the paper's Q^T Y (equation 7).
 
 Letters: n interactions, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -16,7 +16,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 FixedPoint = npt.NDArray[np.int64]
 
 SCALE_BITS = 30
-"""Fixed point: an integer i means i * 2**-30; the final rounding's error is at most 2**-31 (5e-10)."""
+"""In fixed point, an integer i means i * 2**-30, so rounding errors are at most 2**-31 (5e-10)."""
 SCALE = 2**SCALE_BITS
 
 # Limit of a component's values (normalised ones stay below 1.001 in half precision). It gives
@@ -24,7 +24,7 @@ SCALE = 2**SCALE_BITS
 MAX_COMPONENT = 2.0
 MAX_WEIGHT = 2.0**16
 
-_QUERY_BITS = 24  # half precision has multiples of 2**-24 only: no further rounding
+_QUERY_BITS = 24  # half precision has only multiples of 2**-24, so this rounds nothing
 _COSINE_BITS = 24
 _HIDDEN_BITS = 20
 _SOFTMAX_BITS = 40  # 2**12 terms of at most 1 stay exact
@@ -35,8 +35,8 @@ class Contributions:
     """Converts one model's interactions to fixed point. The gate network is rounded so that its sums are exact."""
 
     def __init__(self, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
-        """leave_out: the query component to zero, because it encodes the user's id: the last one of a model with such a
-        component. An item must not learn its users' ids.
+        """leave_out: the user-id component of the query, if any, which is set to zero: an item must not learn its
+        users' ids.
         """
         self.pair_gate, self.leave_out = pair_gate, leave_out
         self._network = None if pair_gate is None else _Network(pair_gate)
@@ -111,10 +111,10 @@ class Contributions:
 
 
 def cold_start_items(count: int, *, num_components: int, width: int, mean_gate: FloatArray | None) -> ItemStates:
-    """Rows for items without a bundle state: components (count, P_x, d) of zeros, gate (count, P) from mean_gate (P,),
-    None for a plain dot product.
+    """Rows for items without a bundle state: components (count, P_x, d) of zeros, and gate (count, P) from mean_gate
+    (P,), None for a plain dot product.
 
-    Every cosine is then 0, so pair weights depend on the query's gate only.
+    Every cosine is 0, so pair weights depend on the query's gate only.
     """
     return ItemStates(
         components=np.zeros((count, num_components, width), dtype=np.float32),

@@ -1,8 +1,9 @@
-"""The interactions that PEFA-XL remembers: the survivors (not removed) with the smallest hashes of ids (decision 013).
+"""The interactions that PEFA-XL remembers: of the survivors (those not removed), the ones with the smallest hashes of
+ids (decision 013).
 
 A reserve besides the `capacity` visible entries replaces removed ones. When it is used up, survivors are missing:
-`wants_refill` is true, and `refill` needs them. Until then all survivors with a hash below a bound, and no others, are
-here.
+`wants_refill` is true, and the caller must `refill`. Until then the memory has exactly the survivors with a hash below
+a bound.
 
 Letters: P_q query components, d component width.
 """
@@ -20,7 +21,7 @@ Half = npt.NDArray[np.float16]
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 _NO_BOUND = 2**64  # above every hash
-_OBJECT_BYTES = 800  # an entry's Python objects and places in tables: measured 770
+_OBJECT_BYTES = 800  # an entry's Python objects and table entries; measured: 770
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ class MemoryEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryChanges:
-    """Net changes of visible entries since the last call."""
+    """Net changes of visible entries since the last `take_changes`."""
 
     entered: tuple[MemoryEntry, ...] = ()
     left: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ class QueryMemory:
     """One model's entries, at most `capacity` visible. Not safe for concurrent writers."""
 
     def __init__(self, *, capacity: int, num_components: int, width: int, reserve: int | None = None) -> None:
-        """Make an empty memory. reserve: invisible entries; default an eighth of `capacity`; 0 is allowed."""
+        """Make an empty memory. reserve: number of invisible entries, by default an eighth of `capacity`; may be 0."""
         for name, value in (("capacity", capacity), ("num_components", num_components), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name}={value} allowed: at least 1")
@@ -72,7 +73,7 @@ class QueryMemory:
         self._entries: dict[str, MemoryEntry] = {}
         self._order: list[tuple[int, str]] = []
         self._bound = _NO_BOUND
-        # Changed entries as at the last `take_changes`; None: not visible then.
+        # State of changed entries at the last `take_changes`, None if not visible.
         self._changed: dict[str, MemoryEntry | None] = {}
 
     def __len__(self) -> int:
@@ -87,7 +88,7 @@ class QueryMemory:
 
     @property
     def wants_refill(self) -> bool:
-        """Whether survivors may be missing: below `capacity` after rejections."""
+        """Whether survivors may be missing: some were rejected, and fewer than `capacity` are left."""
         return self._bound < _NO_BOUND and len(self._order) < self.capacity
 
     @property
@@ -100,9 +101,9 @@ class QueryMemory:
         return len(self._order) * self.bytes_per_entry
 
     def admits(self, entry_id: str) -> bool:
-        """Whether `add` would store this entry. Ask before building it, since most are rejected.
+        """Whether `add` would store this entry. Ask before building an entry, since most are rejected.
 
-        A rejection for lack of room lowers the bound, as in `add`.
+        Like in `add`, a rejection for lack of room lowers the bound.
         """
         if entry_id in self._entries:
             return False
@@ -115,7 +116,7 @@ class QueryMemory:
         return True
 
     def add(self, entries: Iterable[MemoryEntry]) -> None:
-        """Offer entries; present ones are ignored.
+        """Offer entries; those already here are ignored.
 
         Raises: ValueError with the entry of another shape; the entries before it are added.
         """
@@ -142,7 +143,7 @@ class QueryMemory:
                 self._end_at(self._order[-1][0])
 
     def remove(self, entry_ids: Iterable[str]) -> None:
-        """Remove entries. Others are ignored: most were never admitted."""
+        """Remove entries. Unknown ids are ignored, since most entries were never admitted."""
         for entry_id in entry_ids:
             if entry_id in self._entries:
                 self._take_out(bisect.bisect_left(self._order, (hash_of(entry_id), entry_id)))
@@ -156,7 +157,7 @@ class QueryMemory:
         try:
             self.add(entries)
         except BaseException:
-            self._end_at(before)  # all below are here, and those above were offered now
+            self._end_at(before)  # entries below were here before; this removes those offered now
             raise
 
     def take_changes(self) -> MemoryChanges:
@@ -193,7 +194,7 @@ class QueryMemory:
 
     @property
     def bound(self) -> int | None:
-        """All survivors with a hash below this are here; None: all."""
+        """All survivors with a hash below this are here; None means all survivors."""
         return self._bound if self._bound < _NO_BOUND else None
 
     @classmethod

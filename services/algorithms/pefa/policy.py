@@ -24,7 +24,7 @@ _SETTINGS = {"evidence": ("prior", "least"), "fixed": ("least",)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TypeWeight:
-    """A type's weight: slope * (value - centre), clipped; or `slope` without a centre.
+    """A type's weight: slope * (value - centre), or slope without a centre; clipped to +-limit.
 
     "rating:0.5@3" is 0.5 * (stars - 3): five stars weigh 1, one star -1.
     """
@@ -71,7 +71,7 @@ class SharePolicy:
 
     "evidence": lambda = least + (1 - least) prior / (prior + m), with m = evidence * coherence: the posterior mean
     direction under a von Mises-Fisher prior around the model's, with concentration `prior` in units of weight. m is the
-    length of the sum, so feedback that nearly cancels moves nothing. "fixed": lambda = least, the paper's constant.
+    length of the sum, so feedback that nearly cancels has little effect. "fixed": lambda = least, the paper's constant.
     """
 
     kind: Literal["evidence", "fixed"] = "evidence"
@@ -85,7 +85,7 @@ class SharePolicy:
             raise ValueError(f"prior={self.prior} allowed: more than 0")
 
     def model_share(self, evidence: npt.ArrayLike, coherence: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """lambda in [0, 1], elementwise; 1 without evidence, or if it cancels.
+        """lambda in [0, 1], elementwise; 1 if there is no evidence, or if it cancels.
 
         Raises: ValueError with the argument that has NaN or negative values.
         """
@@ -135,19 +135,20 @@ FROZEN = SharePolicy(kind="fixed", least=1.0)
 PAPER = SharePolicy(kind="fixed", least=0.5)
 """Equation 8 with the paper's usually best lambda (its Table 4)."""
 DEFAULT_SHARE = SharePolicy(prior=3.0, least=0.9)
-"""For items known to the model, which predicts better than the states of the items' users.
+"""For items in the bundle, whose states predict better than the states of their users.
 
-8x4x64 model of MovieLens-1M, 3,987 queries of other users, HR@10 and MRR: frozen .1710 and .0771; this .1737 and .0779;
-the paper's lambda (.5) .1540 and .0715; prior 10, least 0 .1542 and .0702. A weak model gains from lower floors.
+HR@10 and MRR of an 8x4x64 model of MovieLens-1M on 3,987 queries of other users: frozen .1710 and .0771; this .1737 and
+.0779; the paper's lambda (.5) .1540 and .0715; prior 10, least 0 .1542 and .0702. A weak model gains from a lower
+least.
 """
 NEW_ITEM_SHARE = SharePolicy(prior=0.2, least=0.5)
-"""For an item without a bundle state: at most half as long as a trained item.
+"""For items without a bundle state, which become at most half as long as a trained item.
 
-Full-length states would be in every answer: query states are closer to each other than to their items. With a tenth
-of the items hidden (8x4x64 model of MovieLens-1M, 3,987 queries of other users), HR@50 of the hidden ones from their
-3rd interaction and MRR of all: without states .000 and .0730, lambda 0 .739 and .0305, this .370 and .0731, their
-trained states .423 and .0773, popularity .129. share_choice.new_item_share_from_sums finds the best length, which
-depends on the model (.8 to .9 at 4x2x32); this default is safe for all.
+Full-length states would be in every answer, because query states are closer to each other than to their items. With a
+tenth of the items hidden (model and queries as above), HR@50 of hidden items from their 3rd interaction on and MRR of
+all items: without states .000 and .0730, lambda 0 .739 and .0305, this .370 and .0731, trained states .423 and .0773,
+popularity .129. share_choice.new_item_share_from_sums finds the best length, which depends on the model (.8 to .9 at
+4x2x32); this default is safe for all.
 """
 NAMED_SHARES: Mapping[str, SharePolicy] = MappingProxyType(
     {"frozen": FROZEN, "paper": PAPER, "default": DEFAULT_SHARE, "new_item": NEW_ITEM_SHARE}

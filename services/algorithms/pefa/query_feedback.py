@@ -1,9 +1,9 @@
 """Feedback for text search from clicks on results: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
 
 A click's query state moves the item's state towards it, and votes for the item when a later query is similar.
-Clicks arrive in any order and repeatedly; they may be undone and forgotten before or after they arrive. The result is
-bit-identical to that of the surviving clicks alone. Removing a click encodes its query again, so `encode` must depend
-on the text alone (a padded batch may round differently).
+Clicks arrive in any order and repeatedly; they may be undone or forgotten before or after they arrive. The result is
+bit-identical to one from the surviving clicks alone. Removing a click encodes its query again, so `encode` must depend
+on the text alone, not on padding in a batch.
 
 Letters: P_x item components, d component width, n requested items.
 """
@@ -31,9 +31,9 @@ Encode = Callable[[str], FloatArray | None]
 AddOrRemove = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64]], None]
 
 CLICK = "search_click"
-_CLICK_BYTES = 580  # a click with texts of 30 bytes, and its entries in tables, measured 574
+_CLICK_BYTES = 580  # bytes of a click with texts of 30 bytes, and its table entries; measured: 574
 _CACHED_QUERIES = 4_096
-_CLICKS_AT_ONCE = 1_024  # whose contributions are computed together
+_CLICKS_AT_ONCE = 1_024  # clicks whose contributions are computed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class Click:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackChanges:
-    """Changes since the last call: items with changed sums, and queries that may vote now or no longer."""
+    """Changes since the last `take_changes`: items with changed sums, and remembered queries that were added or
+    removed.
+    """
 
     item_ids: tuple[str, ...]
     memory: MemoryChanges
@@ -68,10 +70,10 @@ class QueryFeedback:
         num_query_components: int,
         capacity: int,
     ) -> None:
-        """Start without clicks. states (X, P_x, d): the model's; index: their rows by id; other items start from zero.
+        """Start without clicks. states (X, P_x, d): the model's item states; index: their rows by item id. Other items
+        start from zero. capacity: number of queries that may vote; their source positions have the smallest hashes.
 
-        capacity: how many queries may vote: those whose source positions have the smallest hashes. Raises: ValueError
-        for states with their own gate, which a text model lacks; a capacity below 1.
+        Raises: ValueError for states with a gate, which a text model lacks, or a capacity below 1.
         """
         if states.gate is not None:
             raise ValueError(f"states.gate has shape {states.gate.shape}; allowed: None, a text model gates by cosines")
@@ -104,7 +106,7 @@ class QueryFeedback:
         new: dict[SourcePosition, Click] = {}
         for click in clicks:
             known = self._clicks.get(click.source_position)
-            # A click counted under another pseudonym of its user counts under the new one.
+            # A click that was counted under another pseudonym of the user moves to the new one.
             if (known is None or known.user != click.user) and not self._is_void(click):
                 new[click.source_position] = click
         self._take_out(new.keys() & self._clicks.keys())
@@ -124,20 +126,20 @@ class QueryFeedback:
             )
 
     def undo(self, positions: Iterable[SourcePosition]) -> None:
-        """Void the clicks at these positions, also those that arrive later."""
+        """Remove the clicks at these positions, and ignore those that arrive later."""
         wanted = set(positions)
         self._undone |= wanted
         self._take_out(wanted & self._clicks.keys())
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void a user's clicks at or below these offsets, by partition, now and later."""
+        """Remove a user's clicks up to these offsets, by partition, and ignore those that arrive later."""
         known = self._forgotten.setdefault(user, {})
         for partition, offset in up_to.items():
             known[partition] = max(offset, known.get(partition, -1))
         self._take_out({at for at in self._by_user.get(user, ()) if at[1] <= up_to.get(at[0], -1)})
 
     def take_changes(self) -> FeedbackChanges:
-        self._refill()  # before changes are taken: it can fail
+        self._refill()  # first, because it can fail
         changed, self._changed = tuple(sorted(self._changed)), {}
         return FeedbackChanges(item_ids=changed, memory=self._memory.take_changes())
 

@@ -1,7 +1,7 @@
-"""Item states as served: the model's, moved towards the states of the item's users (PEFA-XS).
+"""Refreshed item states: the model's states, moved towards the states of the item's users (PEFA-XS).
 
 g' = lambda g + (1 - lambda) Pi(sum), per component, with Pi(v) = v / ||v||; a zero sum has Pi(0) = 0 and lambda = 1. g'
-is not renormalised and the gate stays, so that the shares of model and memory stay defined.
+is not renormalised and the gate is unchanged, so that the model's share of a score stays defined.
 
 Letters: n items, P_x item components, P pairs, d component width.
 """
@@ -14,7 +14,7 @@ from services.algorithms.scoring.states import ItemStates
 
 
 def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) -> ItemStates:
-    """The states of n items from bundle states, sums and lambda. A component with a zero sum stays the model's.
+    """The states of n items from bundle states, sums and lambda. A component with a zero sum is unchanged.
 
     Shapes: base (n, P_x, d) and (n, P), sums (n, P_x, d), share (n,) or (n, P_x) in [0, 1] -> as `base`. Items unknown
     to the model are `contribution.cold_start_items` with `policy.NEW_ITEM_SHARE`. Raises: ValueError for shapes that

@@ -1,7 +1,7 @@
 """Each item's sum of contributions, in integers: any order of additions and removals gives the same bits.
 
-So a forgotten user leaves no trace, and two processes can compare 16 bytes. The caller rejects interactions that arrive
-after their removal.
+So a forgotten user leaves no trace, and two processes can compare digests of 16 bytes. The caller rejects interactions
+that arrive after their removal.
 
 Letters: n interactions or requested items, P_x item components, d component width.
 """
@@ -24,12 +24,12 @@ MAX_TOTAL_WEIGHT = 2**31
 _GROWTH = 2
 _FIRST_ROWS = 64
 _ROW_OBJECT_BYTES = 216  # an item's Python objects
-_MOST = 1 << 62  # largest weight, or sum of a batch's weights, as an integer: twice the limit
+_MOST = 1 << 62  # in fixed point, twice the limit; larger weights and totals of a batch become this
 
 
 @dataclass(slots=True)
 class _Item:
-    """An item's row, and its part of the digest as last computed, 0 before."""
+    """An item's row, and its last computed part of the digest, 0 before the first."""
 
     row: int
     hash: int = 0
@@ -37,7 +37,7 @@ class _Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SumsOf:
-    """The sums of n items, all zero for one without interactions.
+    """The sums of n items, zero for an item without interactions.
 
     Shapes: sums (n, P_x, d); evidence (n,) = sum |w|; coherence (n,) = sum_px ||sum_px|| / evidence in [0, 1]: 1 when
     all interactions point in one direction, 0 when they cancel; counts (n,) interactions.
@@ -51,7 +51,7 @@ class SumsOf:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """A batch by row: distinct rows (r,), and additions to each, (r, P_x, d), (r,) and (r,)."""
+    """A batch, added up by row: distinct rows (r,), sums (r, P_x, d), weights (r,) and counts (r,)."""
 
     rows: FixedPoint
     sums: FixedPoint
@@ -67,7 +67,7 @@ class _Delta:
         distinct, starts = np.unique(rows[order], return_index=True)
         sums = np.add.reduceat(contributions[order], starts, axis=0)
         totals = np.add.reduceat(weights[order], starts)
-        # These totals may have wrapped; `_MOST` is above every allowed one.
+        # A total that may have overflowed becomes `_MOST`, which is above every allowed total.
         totals[np.add.reduceat(weights[order].astype(np.float64), starts) > _MOST] = _MOST
         return cls(distinct, sums, totals, np.diff(np.append(starts, len(rows))))
 
@@ -130,8 +130,8 @@ class ItemSums:
     def remove(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
         """Remove n interactions, exactly as added; all or none. The caller ensures that they were added.
 
-        Raises: ValueError for shapes that disagree, for more interactions of an item than are here, and if removing
-        all of an item's interactions leaves a remainder.
+        Raises: ValueError if shapes disagree, an item has fewer interactions, or removing an item's last interaction
+        leaves a remainder.
         """
         fixed = self._checked(item_ids, contributions, weights)
         unknown = next((item_id for item_id in item_ids if item_id not in self._items), None)
@@ -192,7 +192,7 @@ class ItemSums:
         return digest.hexdigest()
 
     def hash_some(self, num_bytes: int = 1 << 18) -> bool:
-        """Hash changed items of about `num_bytes` for the next digest; True when none is left.
+        """Hash about `num_bytes` of changed items for the next digest; return True when none is left.
 
         The default takes a millisecond or two, so a caller can release its lock between calls.
         """
@@ -213,7 +213,7 @@ class ItemSums:
         return int.from_bytes(digest.digest(), "little")
 
     def pick(self, item_ids: Sequence[str]) -> Arrays:
-        """Copies of items that are here, without ids, for a checkpoint of parts."""
+        """Copy items that are here, without ids, for a checkpoint."""
         rows = [self._items[item_id].row for item_id in item_ids]
         return {"sums": self._sums[rows], "weights": self._weights[rows], "counts": self._counts[rows]}
 

@@ -1,7 +1,7 @@
 """PEFA-XL: the remembered interactions nearest to a query vote for their items, while the memory changes.
 
-Two query states' similarity is their components' mean cosine without the user-id component: a dot product of
-concatenated components. So the memory is a mutable index of plain vectors.
+The similarity of two query states is their components' mean cosine without the user-id component. It is a dot product
+of concatenated components, so a mutable index of vectors suffices.
 
 Letters: B queries, k neighbours, P_q query components, d component width, n entries.
 """
@@ -24,18 +24,18 @@ from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.refresh import unit
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 
-# 8-bit codes of all coordinates in few cells. On 33,000 states of the 8x4x64 model of MovieLens-1M (width 448), k 64,
-# one core of a busy machine: 0.9 ms a query and 0.3 s to build; the defaults (4 bits of half the width, 227 cells) 14
-# ms and 5 s; all vectors 23 ms. On 4,000: 0.13 ms.
+# 8-bit codes of all coordinates in few cells are used. On 33,000 states of the 8x4x64 model of MovieLens-1M (width 448,
+# k 64, one core of a busy machine), a query takes 0.9 ms and the build 0.3 s. `default_cells` (4 bits of half the
+# width, 227 cells) take 14 ms and 5 s; a scan of all vectors 23 ms. On 4,000 states a query takes 0.13 ms.
 _CELLS = 64
 _SCANNED = 512  # up to this many vectors, scanning all is as fast
-_OBJECT_BYTES = 340  # an entry's Python objects, measured 320
+_OBJECT_BYTES = 340  # bytes of an entry's Python objects; measured: 320
 _ATTEMPTS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Voter:
-    """A remembered interaction; among a query's k nearest also its vote: weight * similarity / k."""
+    """A remembered interaction. Among a query's k nearest it has a vote: weight * similarity / k."""
 
     entry_id: str
     item_id: str
@@ -58,8 +58,8 @@ class VotingIndex:
     ) -> None:
         """Make an empty index for states of P_q components of width d. One writer at a time; any number of readers.
 
-        leave_out: the user-id component, if any. max_bytes: limit of the vectors; a change beyond it raises
-        IndexFullError and changes nothing.
+        leave_out: the user-id component, if any. max_bytes: limit of the vectors' memory; `apply` raises IndexFullError
+        beyond it.
         """
         if leave_out is not None and not 0 <= leave_out < num_components:
             raise ValueError(f"leave_out={leave_out} allowed: 0 to {num_components - 1}, or None")
@@ -97,7 +97,7 @@ class VotingIndex:
     def apply(self, *, upserts: Sequence[MemoryEntry] = (), removals: Sequence[str] = ()) -> str:
         """Add and remove entries as one version; return its name. Unknown removals are ignored.
 
-        Raises, with nothing changed: ValueError for other shapes and repeated ids, IndexFullError.
+        Raises: ValueError for other shapes and repeated ids, IndexFullError; then nothing has changed.
         """
         for entry in upserts:
             if entry.components.shape != (self.num_components, self.width):
@@ -139,9 +139,10 @@ class VotingIndex:
         ]
 
     def votes(self, queries: QueryStates, k: int) -> list[dict[str, float]]:
-        """Each query's votes of its k nearest entries: (1/k) sum of weight * similarity, in similarity units.
+        """Each query's votes by item, from its k nearest entries: (1/k) sum of weight * similarity, in similarity
+        units.
 
-        Raises: as `neighbours`. Source: arXiv:2312.02429, equation 6 with D_ii = 1/k (section 3.1).
+        Raises as `neighbours`. Source: arXiv:2312.02429, equation 6 with D_ii = 1/k (section 3.1).
         """
         votes: list[dict[str, float]] = []
         for found in self._nearest(queries, k):
@@ -173,7 +174,7 @@ class VotingIndex:
             ]
             if sum(map(len, found)) == sum(map(len, answer.item_ids)):
                 break
-            # An entry was removed since: search the newest version.
+            # An entry has been removed since, so search the newest version.
         return found
 
     def _vectors(self, components: npt.NDArray[np.floating]) -> FloatArray:
@@ -196,7 +197,7 @@ def with_votes(
 
 
 def _voter(entry: MemoryEntry) -> Voter:
-    # Many entries share few types and items: one string of each.
+    # Entries share interned strings, because they have few types and items.
     return Voter(
         entry_id=entry.entry_id,
         item_id=sys.intern(entry.item_id),
@@ -207,7 +208,7 @@ def _voter(entry: MemoryEntry) -> Voter:
 
 
 def _build(items: MolScorer) -> Mapping[str, Index]:
-    """An exact index: a scan of every vector, or codes with a proven bound."""
+    """Build an exact index, which scans every vector or uses codes with a proven bound."""
     if items.num_items <= _SCANNED:
         return {"nearest": BruteForce(items)}
     return {"nearest": Quantized(items, cells=Cells(num_cells=min(_CELLS, items.num_items // 16), bits=8))}

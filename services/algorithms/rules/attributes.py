@@ -1,8 +1,8 @@
 """Typed attributes of items: numbers, times and tags, and conditions on them in filters.
 
 The bundle declares attributes and kinds; values of another kind are rejected. A value's Python type gives its kind:
-float a number, int a time in Unix milliseconds, str a tag. Columns are float64, int64 and, for tags' codes, int32; NaN
-or the type's least number marks a missing value.
+float is a number, int a time in Unix milliseconds, str a tag. Columns are float64, int64 and, for codes of tags, int32.
+A missing value is NaN or the type's least number.
 """
 
 import math
@@ -21,7 +21,7 @@ Value = float | int | str
 Values = Mapping[str, Value]  # of one item, by name
 Column = npt.NDArray[Any]
 Columns = Mapping[str, Column]  # (n,) each, by name
-Codes = Mapping[str, Mapping[str, int]]  # of each attribute's tags
+Codes = Mapping[str, Mapping[str, int]]  # codes of each attribute's tags
 Mask = npt.NDArray[np.bool_]
 
 MAX_ATTRIBUTES = 32
@@ -58,7 +58,7 @@ def kind_of(value: Value) -> Kind:
 
 
 def check_values(values: Values, kinds: Kinds) -> None:
-    """Raise ValueError with attribute, value and what is allowed for an undeclared attribute or another kind."""
+    """Raise ValueError with attribute, value and alternatives if the attribute is undeclared or the kind differs."""
     for name, value in values.items():
         if name not in kinds:
             raise ValueError(f"attributes[{name!r}] is not declared; allowed: {described(kinds)}")
@@ -95,14 +95,14 @@ _MANY_VALUES = frozenset({Comparison.ONE_OF, Comparison.NONE_OF})
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on an attribute: `name` `comparison` `values`, of one kind."""
+    """A condition on an attribute: `name` `comparison` `values`. All values have one kind."""
 
     name: str
     comparison: Comparison
     values: tuple[Value, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for too few or too many values, several kinds, or ordered tags."""
+        """Raise ValueError for too few or too many values, several kinds, or an order comparison of a tag."""
         count, comparison = len(self.values), self.comparison
         if comparison in _NO_VALUE:
             allowed, is_right = "none", count == 0
@@ -119,7 +119,7 @@ class Condition:
             raise ValueError(f"{self.name!r} {comparison} {self.values[0]!r}: a tag; allowed: one of, none of")
 
     def check(self, kinds: Kinds) -> None:
-        """Raise ValueError with the attribute and what is allowed if undeclared or of another kind."""
+        """Raise ValueError with the attribute and alternatives if it is undeclared or of another kind."""
         if self.name not in kinds:
             raise ValueError(f"name={self.name!r} allowed: {described(kinds)}")
         if self.values and (found := kind_of(self.values[0])) is not kinds[self.name]:
@@ -128,7 +128,7 @@ class Condition:
             )
 
     def holds(self, value: Value | None) -> bool:
-        """Whether the condition is true for one item; None: no such attribute."""
+        """Whether the condition is true for an item's value, None without the attribute."""
         if value is None:
             return self.comparison in (Comparison.NONE_OF, Comparison.ABSENT)
         match self.comparison:
@@ -167,7 +167,9 @@ def is_absent(column: Column) -> Mask:
 
 
 def mask_of(where: Sequence[Condition], columns: Columns | npt.NDArray[np.void], codes: Codes) -> Mask:
-    """Which of n items meet all conditions: (n,). There is at least one, and `Condition.check` accepts each."""
+    """Which of n items meet all conditions: (n,). There must be at least one condition, and `Condition.check` must
+    accept each.
+    """
     passes, *others = (one.mask(columns[one.name], codes.get(one.name, {})) for one in where)
     for mask in others:
         passes &= mask

@@ -40,10 +40,11 @@ def select(
     """The positions of at most `k` chosen items, in display order.
 
     scores (n,): best first; ties keep the pool's order. components (n, P_x, d): required if `diversity`, the weight w
-    in [0, 1], is above 0. categories: those of each item. max_per_category: 0 is no limit. caps: masks of items (n,),
-    and how many items of each mask may be chosen. pins: masks of items (n,), and a position from 1 for the first item
-    of the mask that the limits admit. A position goes to the first pin that has such an item. Raises: ValueError with
-    the invalid or missing field. Cost: O(K n P_x d) with diversity, and O(n) per skipped item; O(n) without.
+    in [0, 1], is above 0. categories: each item's categories. max_per_category: 0 means no limit. caps: masks of items
+    (n,), and how many items of each mask may be chosen. pins: masks of items (n,), and a position from 1 for the first
+    item of the mask that the limits admit. Of pins with the same position, the first that has such an item counts.
+    Raises: ValueError with the invalid or missing field. Cost: O(K n P_x d) with diversity, and O(n) per skipped item;
+    O(n) without.
     """
     if k < 1:
         raise ValueError(f"k={k} allowed: at least 1")

@@ -1,4 +1,4 @@
-"""Filters of answers: allow and deny lists, categories, attributes, seen items.
+"""Filters of answers by allow and deny lists, categories, attributes and seen items.
 
 Unknown ids and categories match nothing, since a caller's list may be newer or older than the catalogue. An undeclared
 attribute is an error.
@@ -21,10 +21,10 @@ MAX_CATEGORIES = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFilter:
-    """Rules over item ids, categories and attributes. An empty allow list allows everything; all of `where` must be
-    true.
+    """Rules over item ids, categories and attributes. An empty allow list allows everything; all conditions of `where`
+    must hold.
 
-    Only `check` validates. seen_item_ids: excluded with `exclude_seen`.
+    Only `check` validates. seen_item_ids: items excluded if `exclude_seen`.
     """
 
     allow_item_ids: Sequence[str] = ()

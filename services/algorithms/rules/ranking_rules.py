@@ -1,8 +1,8 @@
 """Rules over a ranking: boosts and buries of scores, pinned positions, caps.
 
-Boosts add to their items' scores, buries subtract; several add up. Items outside the pool have bounds: the pool's, and
-one per boost from a search among its items. An omitted item with the boosts S scores at most the least of these plus
-the sum of S; buries only lower that. So an answer under rules is certified as exact or with a gap.
+Boosts add to their items' scores, buries subtract; several add up. The pool bounds s of items outside it, and per boost
+a search among its items gives another bound. An omitted item with the boosts S scores at most the least of these bounds
+plus the sum of S; buries only lower its score. So an answer under rules is certified as exact or with a gap.
 """
 
 import math
@@ -38,15 +38,16 @@ class Rule:
 
 
 def added(rules: Sequence[Rule], masks: Sequence[Mask]) -> npt.NDArray[np.float64]:
-    """The rules' sum for n items: (n,). masks: each rule's items."""
+    """What the rules add to n items' scores (n,). masks: each rule's items."""
     return np.asarray(np.sum([rule.adds * mask for rule, mask in zip(rules, masks, strict=True)], axis=0))
 
 
 def bound_with_boosts(bound: float | None, boosts: Sequence[tuple[float, float | None]]) -> float | None:
     """A bound of the final scores of all items outside the pool and every boost's search.
 
-    bound: of the pool. boosts: what each adds, above 0, and the bound of its search; None: no proof. An item's s is at
-    most its boosts' least bound. For each least bound, the largest sum is that of all boosts whose bound is not lower.
+    bound: the pool's bound. boosts: what each boost adds, above 0, and the bound of its search. None means no proof. An
+    item's s is at most the least bound of its boosts. For each least bound, the sum is largest with all boosts whose
+    bound is not lower.
     """
     if bound is None:
         return None

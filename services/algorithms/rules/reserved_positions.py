@@ -1,7 +1,7 @@
 """Reserve positions of an answer for new items, at random, with known chances.
 
-R of the k positions are reserved: share * k, rounded up or down at random so that the mean stays share * k, but at most
-m. The reserved positions are drawn uniformly, and so are the R new items at them.
+R of the k positions are reserved. R is share * k, rounded up or down at random so that its mean is share * k, but at
+most m. The reserved positions are drawn uniformly, and so are their R new items.
 
 A new item is at a position with chance E[R] / (k m). With ranks and positions from 1, the ordinary item of rank r is at
 position j if j - r positions before it are reserved and j is not. The chance is C(j-1, j-r) C(k-j, R-j+r) / C(k, R),
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-# Beyond, chances are too small to learn from, and binomials too large.
+# Beyond this position, chances are too small to learn from, and binomials too large.
 MAX_POSITIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """The item at each position, with the chance of this item at this position.
+    """The item at each position, with the chance that it is there.
 
     rows: an ordinary item's rank (from 0), or -1 - n for new item n.
     """

@@ -1,8 +1,8 @@
 """Interleave two rankings, so that one user compares them in one answer.
 
 Each ranking names its best item not yet in the answer. An item that both name belongs to both and does not count.
-Otherwise both items follow, in an order that a coin decides. So the items do not depend on coins, except at a single
-last position, and a user who chooses by position prefers neither ranking.
+Otherwise both items are added, in an order that a coin decides. So coins do not decide which items are added, except
+for a single last position, and a user who chooses by position prefers neither ranking.
 
 Source: Radlinski, Kurup and Joachims, "How does clickthrough data reflect retrieval quality?", CIKM 2008, section 3.2;
 there a coin gives an item that both name to one ranking.
@@ -15,7 +15,7 @@ BOTH = 2
 
 
 def team_draft(first: Sequence[str], second: Sequence[str], k: int, rng: Random) -> tuple[list[str], list[int]]:
-    """At most k items and each one's team: 0 the first ranking, 1 the second, `BOTH`.
+    """At most k items and their teams: 0 for the first ranking, 1 for the second, or `BOTH`.
 
     When one ranking ends, the other's items belong to both.
     """

@@ -1,7 +1,8 @@
 """Explain one item's score for one query: component pairs, gate weights, the model's share.
 
-s = sum_p pi_p c_p. A refreshed component is lambda * g + (1 - lambda) * Pi with g the bundle's, so each cosine splits
-into the model's part and that of interactions. Gate weights are those of the refreshed state.
+s = sum_p pi_p c_p. A refreshed component is lambda * g + (1 - lambda) * Pi, with g the bundle's component and Pi the
+interactions' direction. So each cosine has a part of the model and a part of the interactions. Gate weights are those
+of the refreshed state.
 
 Letters: P component pairs.
 """
@@ -18,7 +19,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreParts:
-    """Per pair (P,): gate weight, cosine, and the model's own part of weight * cosine."""
+    """Gate weights, cosines, and the model's part of weight * cosine, (P,) each."""
 
     weights: Doubles
     cosines: Doubles
@@ -30,7 +31,7 @@ class ScoreParts:
         return self.weights * self.cosines
 
     def largest(self, count: int) -> list[int]:
-        """Pairs of the `count` largest contributions by size, largest first; 0: all."""
+        """Pairs of the `count` contributions of largest magnitude, largest first; 0 means all pairs."""
         order: list[int] = np.argsort(-np.abs(self.contributions), kind="stable").tolist()
         return order[:count] if count else order
 
@@ -65,7 +66,7 @@ def score_parts(
 
 
 def _own(query: QueryStates, item: ItemStates, base: ItemStates | None, model_share: float) -> Doubles:
-    """The model's part of each cosine (P,), the whole one for a component equal to the bundle's."""
+    """The model's part of each cosine (P,): the whole cosine if the component equals the bundle's."""
     if base is None:
         return np.zeros(query.components.shape[1] * item.components.shape[1])
     untouched = (item.components[0] == base.components[0]).all(axis=1)

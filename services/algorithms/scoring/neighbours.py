@@ -1,7 +1,7 @@
 """Item neighbours: items close to each other in users' histories vote for a user's next item.
 
-`voted_answers.py` merges their votes with the model and preserves certificates. Each request computes them from the
-user's last items, so a click counts at once.
+`voted_answers.py` merges their votes with the model and preserves certificates. Each request computes the votes from
+the user's last items, so a click counts at once.
 
 Letters: X items, N neighbours of an item, n voted items.
 """
@@ -17,7 +17,7 @@ from services.algorithms.scoring.states import FloatArray
 
 Rows = npt.NDArray[np.int64]
 
-# At decay 0.7 the 31st last item weighs 2e-5.
+# At decay 0.7 the 31st newest item weighs 2e-5.
 WINDOW = 30
 # The strongest votes have the same HR@200 as all votes (1,200 on average) on ml-latest-small and Amazon Beauty.
 MAX_VOTED = 200
@@ -50,7 +50,7 @@ class ItemNeighbours:
     def votes(self, recent: Sequence[int] | Rows, left_out: Sequence[int] | Rows) -> tuple[Rows, FloatArray]:
         """A user's votes: rows (n,) and votes (n,) in (0, 1], best first, at most MAX_VOTED.
 
-        recent: distinct rows, newest first; WINDOW of them count. The item at index r gives its neighbours decay^r
+        recent: distinct rows, newest first; the first WINDOW are used. The item at index r gives its neighbours decay^r
         times their weights; sums are divided by the largest. `left_out` rows get no vote. Cost: WINDOW * N weights,
         sorted.
         """

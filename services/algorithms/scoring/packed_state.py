@@ -1,6 +1,6 @@
-"""A query state as bytes, on the wire and in Redis: half precision, little-endian, row-major.
+"""A query state as bytes, as sent and stored in Redis: half precision, little-endian, row-major.
 
-A state has about a kilobyte at 8x64. Exact answers are exact for the stored state. Letters: P_q query components, P
+A state has about a kilobyte at 8x64. "Exact" answers refer to the stored state. Letters: P_q query components, P
 pairs, d component width.
 """
 
@@ -14,7 +14,7 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class Packed(Protocol):
-    """Like `services.contracts.wire`'s state, which this package may not import: a dataclass."""
+    """A dataclass like the state of `services.contracts.wire`, which this package may not import."""
 
     @property
     def components(self) -> bytes: ...

@@ -1,6 +1,7 @@
 """The inputs of a Mixture-of-Logits score: query states, item states, and the gate's pair network.
 
-A two-tower dot product has P_q = P_x = 1 and no gates. Only NumPy: a process that passes states on never loads PyTorch.
+A two-tower dot product has P_q = P_x = 1 and no gates. It needs only NumPy, so processes that pass states on need not
+load PyTorch.
 
 Letters: B batch, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-# Components have length 1, 0 if absent, or less for refreshed items; half precision and float32 round 1 to at most
+# Components have length 1; absent ones 0, refreshed ones at most 1. Rounded to half precision or float32, 1 is at most
 # MAX_LENGTH. Imported embeddings may have any length up to half precision's limit.
 MAX_LENGTH, MAX_OWN_LENGTH = 1.001, 65_504.0
 # Limit of query and item gates: half precision's largest number.
@@ -23,7 +24,7 @@ _CHECKED_FLOATS = 1 << 16
 
 
 def _parts(array: npt.NDArray[np.floating]) -> Iterator[slice]:
-    """Rows whose temporary arrays stay in the cache."""
+    """Slices of rows whose temporary arrays fit in the cache."""
     step = max(1, _CHECKED_FLOATS // max(1, array[:1].size))
     return (slice(start, start + step) for start in range(0, len(array), step))
 
@@ -70,7 +71,7 @@ class _States:
         return len(self.components)
 
     def take(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> Self:
-        """Some states, in this order. They are not checked again: a check of ten million takes seconds."""
+        """Some states, in this order. They are not checked again, since checking ten million takes seconds."""
         taken = object.__new__(type(self))
         object.__setattr__(taken, "components", self.components[rows])
         object.__setattr__(taken, "gate", None if self.gate is None else self.gate[rows])
@@ -116,8 +117,8 @@ class ItemStates(_States):
 class PairGate:
     """The gate's network on a pair's P cosines c = tau * l: W2 SiLU(W1 c + b1) + b2. Compared by identity.
 
-    Gate weights are pi = softmax(SiLU(query gate * item gate + this)), as in arXiv:2407.15462, appendix A.3 (GLU-SiLU).
-    It reads cosines, not logits: the same class of functions, since W1 absorbs 1 / tau.
+    Gate weights are pi = softmax(SiLU(query gate * item gate + the network's output)), as in arXiv:2407.15462, appendix
+    A.3 (GLU-SiLU). It reads cosines, not logits; this gives the same functions, because W1 absorbs 1 / tau.
 
     Shapes: hidden_weight (G, P), hidden_bias (G,), out_weight (P, G), out_bias (P,).
     """
@@ -195,7 +196,7 @@ class ItemShape:
 
 
 def shape_of(items: ItemStates, pair_gate: PairGate | None) -> ItemShape:
-    """The shape given by item states and pair gate, also for zero items.
+    """Derive the shape from item states, which may be of zero items, and pair gate.
 
     Raises: ValueError with both values if pair counts disagree, P is not a multiple of P_x, or more than one pair has
     no gate.

@@ -1,7 +1,7 @@
 """Answers and pools with votes (of PEFA-XL's memory or item neighbours), and their certificates.
 
 final = share * s + (1 - share) * vote. Every voted item that passes the filter is added with its own s. So an omitted
-item scores at most share * U if its s is at most U: certificates and bounds stay valid.
+item whose s is at most U scores at most share * U, and certificates and bounds stay valid.
 
 Letters: n items.
 """
@@ -43,11 +43,11 @@ def voted_answers(
     model_share: float = 1.0,
     max_gap: float = 0.0,
 ) -> tuple[list[ScoredItems], tuple[Pass, ...]]:
-    """Each query's top `k` of the final scores, and the search's passes. If the top of s is exact, so is the answer.
+    """Each query's top `k` of the final scores, and the search's passes. If the top by s is exact, so is the answer.
 
-    filters, votes: one per query; votes None if nothing votes. Raises: as `Version.search`.
+    filters, votes: one per query; votes is None if nothing votes. Raises as `Version.search`.
     """
-    # The top of s needs `k` items without a negative vote.
+    # The search must return `k` items without a negative vote.
     more = max((sum(vote < 0 for vote in one.values()) for one in votes or ()), default=0)
     top = served.version.search(queries, k + more, filters, algorithm, max_gap)
     found = []
@@ -69,9 +69,9 @@ def voted_pools(
     votes: Sequence[Votes] | None,
     algorithm: str | None = None,
 ) -> tuple[list[ScoredItems], list[float | None], tuple[Pass, ...]]:
-    """Each query's first-stage pool with the voted items that pass and s, bounds on other items, and the passes.
+    """Each query's first-stage pool plus the voted items that pass, with s; bounds on other items; and the passes.
 
-    A pool may exceed `size`. Arguments and errors as of `voted_answers`.
+    A pool may exceed `size`. Arguments and errors are those of `voted_answers`.
     """
     pool = served.version.first_stage(queries, size, filters, algorithm)
     found = []
@@ -115,7 +115,7 @@ def _final(
     k: int,
     model_share: float,
 ) -> ScoredItems:
-    """The top `k` by final score of the joined items; `found`: the top of s."""
+    """The top `k` of the joined items by final score. found: the top by s."""
     final = with_votes(joined.scores, joined.item_ids, votes, model_share)
     error = model_share * score_error(served.version, queries, query)
     order, ordered = order_by_score_then_id(final, id_ranks(joined.item_ids), tolerance=2 * error)

@@ -1,6 +1,6 @@
 """BM25 over items' words: a bm25s index, and a small delta of later changes.
 
-The baseline finds items by exact words. A new item is found here first, since no model is needed. Rows are items.
+This baseline finds items by exact words. It needs no model, so it is the first to find a new item. Rows are items.
 
 A put or withdrawn row is masked out in the index; a put row is added to the delta. The delta uses the index's mean
 length and document frequencies, so that scores are comparable. For a word unknown to the index, it uses the frequency
@@ -28,7 +28,7 @@ Mask = npt.NDArray[np.bool_]
 # Lucene's defaults and formula, a usual baseline in papers.
 _K1, _B = 1.2, 0.75
 _MERGE_ROWS, _MERGE_SHARE = 256, 2
-_WORD_BYTES = 160  # a word and its two dictionary entries, measured 131 on MovieLens-1M's titles
+_WORD_BYTES = 160  # for a word and its two dictionary entries; measured: 131 on MovieLens-1M's titles
 # Scripts without spaces are cut into characters; \w keeps digits and underscores, for years and code names in titles.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
@@ -83,8 +83,8 @@ class _Index:
 class _Delta:
     """Rows put after the index was built.
 
-    documents: their words. postings: each word's slots (positions in `rows`) and its term-frequency factor in each.
-    is_dead (n,): slots whose row changed since.
+    documents: words of each row. postings: each word's slots (positions in `rows`) with term-frequency factors. is_dead
+    (n,): slots whose row has since changed.
     """
 
     rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -156,7 +156,7 @@ class LexicalIndex:
         return serving.index.nbytes + serving.is_dead.nbytes + delta
 
     def change(self, put: Mapping[int, str], withdrawn: Sequence[int] = ()) -> None:
-        """Replace texts of rows (those beyond the last are new) and withdraw rows, for later searches.
+        """Replace the texts of rows and withdraw rows, for later searches. A row beyond the last is new.
 
         Raises: ValueError for a negative row, or one both put and withdrawn. Cost: 30 microseconds for each row put;
         sometimes also a full build.
@@ -179,8 +179,8 @@ class LexicalIndex:
     def search(self, query: str, k: int, allowed: Mask | None = None) -> tuple[Rows, Scores]:
         """The k rows of largest BM25 score above 0, best first, ties by row.
 
-        allowed (R or longer): rows that may be returned, none beyond its end; default all. Raises: ValueError for k
-        below 1.
+        allowed (R or longer): which rows may be returned, None for all; rows beyond its end may not. Raises: ValueError
+        for k below 1.
         """
         if k < 1:
             raise ValueError(f"k={k} allowed: at least 1")

@@ -28,8 +28,9 @@ class Fused:
 def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]]) -> list[Fused]:
     """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (CONSTANT + rank).
 
-    Best first; ties by best rank, then item id. Of a repeated id, the first rank counts. Source: Cormack, Clarke,
-    Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual rank learning methods", SIGIR 2009, section
+    The result is best first; ties go by best rank, then item id. Of a repeated id, the first rank counts. Source:
+    Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual rank learning methods",
+    SIGIR 2009, section
     1.
     """
     by_item: dict[str, dict[str, int]] = {}
@@ -41,6 +42,6 @@ def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]]) -> list[Fused]
         ranks = list(found.items())
         if len(ranks) > 1:
             ranks.sort(key=_RANK_FIRST)
-        # Largest term first: the sum's last bit is independent of the order of sources.
+        # Largest term first, so that the order of sources cannot change the sum's last bit.
         fused.append(Fused(item_id, sum([1 / (CONSTANT + rank) for _, rank in ranks]), tuple(ranks)))
     return sorted(fused, key=lambda one: (-one.score, one.ranks[0][1], one.item_id))

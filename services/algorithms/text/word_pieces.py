@@ -1,4 +1,4 @@
-"""BERT's uncased word pieces: from a query to the input of the text encoders.
+"""BERT's uncased word pieces, which turn a query into the text encoders' input.
 
 Both encoders of a text bundle read token ids from here. The fingerprint identifies a word list.
 
@@ -17,14 +17,14 @@ Tokens = npt.NDArray[np.int64]
 
 MAX_TOKENS = 256
 _LONGEST_WORD = 100
-# A text is cut to this many characters per token, to bound the work on a huge text. No word piece of BERT's lists is
-# longer. White space between words rarely is.
+# A text is cut to this many characters per token, to bound the work on a huge text. Word pieces of BERT's lists are
+# shorter, and white space between words rarely is longer.
 _CHARACTERS_PER_TOKEN = 64
 _SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 
 
 class WordPieces:
-    """A tokenizer over a word list: the row is the id; [PAD] is row 0."""
+    """A tokenizer over a word list. A word's row is its id; [PAD] is row 0."""
 
     def __init__(self, words: Sequence[str]) -> None:
         """Raise ValueError if a special token is missing, or [PAD] is not first."""
@@ -69,7 +69,7 @@ class WordPieces:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tokens, Tokens]:
-    """B rows of ids as ids (B, L), zero at padding, and mask (B, L), 1 at tokens."""
+    """Pad B rows of ids to ids (B, L), zero at padding; return them with mask (B, L), 1 at tokens."""
     longest = max((len(row) for row in rows), default=0)
     ids = np.zeros((len(rows), longest), dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.int64)

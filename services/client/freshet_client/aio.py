@@ -1,4 +1,4 @@
-"""The asyncio client: `Client`'s methods, awaited. One object belongs to the event loop of its first call."""
+"""The asyncio client. It has `Client`'s methods, which are awaited, and belongs to the event loop of its first call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class AsyncGrpcTransport:
-    """As `GrpcTransport`. The first call makes the channel, which belongs to one event loop."""
+    """`GrpcTransport` for asyncio. The first call makes the channel, which belongs to one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -99,7 +99,7 @@ class AsyncGrpcTransport:
 
 
 class AsyncClient:
-    """As `Client`, with the same methods, for asyncio: `async with AsyncClient("127.0.0.1:50050") as client`."""
+    """`Client` for asyncio, with the same methods: `async with AsyncClient("127.0.0.1:50050") as client`."""
 
     def __init__(
         self,

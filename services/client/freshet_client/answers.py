@@ -13,7 +13,7 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class FreshnessToken:
-    """The stream position of a user's event, given by a receipt. As text: `epoch:partition:offset`."""
+    """The stream position of a user's event, given by a receipt. Its text is `epoch:partition:offset`."""
 
     epoch: str
     partition: int
@@ -86,8 +86,8 @@ class ScoredItem:
 @dataclass(frozen=True)
 class IndexFreshness:
     """`deltas_offset`: the last applied offset of `index-deltas`, -1 before any. `newest_recorded_time`: when the
-    broker received the newest reflected interaction. `lag_seconds`: from then until the index served it. Both are None
-    before any.
+    broker received the newest reflected interaction. `lag_seconds`: the time from then until the index served
+    it. Both are None before the first interaction.
     """
 
     deltas_offset: int
@@ -123,8 +123,8 @@ class Provenance:
     `state_source`: "stored" (from the stream), "stored_history" (encoded now), "request" (from the request's history),
     "page" (of a kept list) or "none" (popular items). `state_age_seconds` and `state_position` are None without a
     stored state. `index_version`: only compare it for equality. `searched_share` is below 1 if a shard did not answer.
-    `absence_bucket`: the bucket of the user's absence, 0 below the model's floor. `assignments`: the arms that this
-    answer follows. `rules_revision`: of the standing rules, 0 for the gateway's file.
+    `absence_bucket`: the bucket of the user's absence, 0 if below the model's floor. `assignments`: the arms that
+    this answer follows. `rules_revision`: the standing rules' revision, 0 for the gateway's file.
     """
 
     model_version: str
@@ -280,7 +280,7 @@ class VotingInteractions:
 
 @dataclass(frozen=True)
 class ExplainedVotes:
-    """The votes' part of a score; `model_share`: the model's weight against them."""
+    """The votes' part of a score; `model_share`: the model's weight, and the rest is the weight of votes."""
 
     vote: float
     num_neighbours: int
@@ -353,7 +353,7 @@ class PartitionProgress:
 
 @dataclass(frozen=True)
 class FreshnessReport:
-    """How far `interactions` are read into user states, and `attributions` into items."""
+    """How far user states reflect `interactions`, and item states reflect `attributions`."""
 
     model_version: str
     index_version: str

@@ -1,4 +1,4 @@
-"""The calls of `Client`'s methods, for both clients; nothing is sent here.
+"""Build the calls of `Client`'s methods for both clients; send nothing.
 
 A call with many entries becomes as many requests as the limits require.
 """
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 # Limits of one request: the gateway refuses a larger one.
 MAX_ENTRIES, MAX_BYTES = 1000, 4 * 1024 * 1024
-# Upper bounds: an entry's tag and length; the request's other fields.
+# Most bytes of an entry's tag and length, and of the request's other fields.
 _ENTRY_BYTES, _REST_BYTES = 8, 1024
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One call; `field` of the answer is read, "" for the whole."""
+    """One call. `field`: the field of the answer to read, "" for the whole answer."""
 
     method: str
     request: Any
@@ -170,7 +170,7 @@ def put_rules(wanted: Sequence[Rule], expected_revision: int) -> Call[described.
 
 
 def _parts(request: Any, field: str, entries: Sequence[Any]) -> Iterator[Any]:
-    """Requests with the entries in order, within the limits; all are checked first.
+    """Yield requests within the limits, with the entries in order. All entries are checked first.
 
     Raises: InvalidArgument for an entry of a wrong type, TooLarge for one that fits no request.
     """

@@ -28,7 +28,7 @@ _OPTIONS = (
 class Tls:
     """Encrypt the connection. Fields are PEM, as bytes or a file's path.
 
-    `ca`: trusted authorities; None: gRPC's list. `certificate`, `key`: this client's, if the gateway requires them.
+    `ca`: trusted authorities; None means gRPC's list. `certificate`, `key`: the client's, if the gateway requires them.
     """
 
     ca: bytes | str | Path | None = None
@@ -63,7 +63,7 @@ class Endpoint:
 
     @classmethod
     def of(cls, target: str, *, api_key: str | None, tls: Tls | None, is_background: bool) -> Endpoint:
-        """Raises: InvalidArgument for an invalid target or API key."""
+        """Make an endpoint. Raises: InvalidArgument for an invalid target or API key."""
         checked, hosts = _checked(target)
         options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.service_config", service_config())]
         if all(_is_loopback(host) for host in hosts):
@@ -85,7 +85,7 @@ def service_config() -> str:
 
 
 def _checked(target: str) -> tuple[str, list[str]]:
-    """The target in gRPC's syntax, and its hosts; loopback for `unix:` and `xds:`."""
+    """Return the target in gRPC's syntax and its hosts. `unix:` and `xds:` count as loopback."""
     if not isinstance(target, str) or not target or target.startswith(("http:", "https:", "grpc:")) or " " in target:
         raise InvalidArgument.of("target", target, _ALLOWED)
     if target.startswith(("unix:", "xds:", "ipv4:", "ipv6:")):

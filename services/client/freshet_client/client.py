@@ -103,8 +103,8 @@ class Client:
     """A connection to one gateway, or to several of one installation.
 
     `target`: "host:port", an IPv6 address in brackets, or "dns:///name:port" for all addresses of a name. `tls`: None
-    is plaintext. `timeout_s`: the default deadline. `is_background`: nobody waits for the answers; these calls get at
-    most half of the capacity.
+    is plaintext. `timeout_s`: the default deadline. `is_background`: whether nobody waits for the answers; such calls
+    get at most half of the capacity.
 
     Retriable calls are retried within the deadline. A failed method raises a FreshetError.
     Raises: InvalidArgument for a target, key or certificate that cannot be used.
@@ -142,7 +142,7 @@ class Client:
         self._transport.close()
 
     def session(self, user_id: str = "", *, not_again: NotAgain | None = None) -> Session:
-        """One user's visit: recommendations reflect its writes. An empty `user_id` is a visitor.
+        """Start one user's visit, whose recommendations reflect its writes. An empty `user_id` is a visitor.
 
         `not_again`: items to leave out.
         """
@@ -194,14 +194,14 @@ class Client:
         rules: Sequence[Rule] = (),
         timeout_s: float | None = None,
     ) -> answers.Explanation:
-        """Why an item has its score for a user. `max_pairs`: component pairs, largest first; 0 is all."""
+        """Why an item has its score for a user. `max_pairs`: how many component pairs, largest first; 0 is all."""
         return self._run(calls.explain(user_id, item_id, history, max_pairs, rules), timeout_s)
 
     def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[answers.Receipt]:
-        """Write interactions; each is durable when its receipt, in the same order, is returned.
+        """Write interactions; return their receipts in order. With a receipt, an interaction is durable.
 
-        Interactions beyond one request are sent in several, one after the other, each with the deadline. A failure has
-        the earlier receipts in `receipts`. The same objects, recorded again, count once.
+        Interactions that exceed one request are sent in several, one after the other; each has the full deadline. An
+        error has the earlier receipts in `receipts`. Objects that are recorded again count once.
         """
         return self._run_all(calls.record(interactions), timeout_s)
 
@@ -219,7 +219,7 @@ class Client:
         """Add, change, withdraw or restore items; returns the number written.
 
         `fields`: write only these fields, of known items: "title", "categories", "available", "withdrawn",
-        "attributes", or "attributes.NAME" for one. Empty: replace each item.
+        "attributes", or "attributes.NAME" for one. If empty, items are replaced.
         """
         return sum(self._run(one, timeout_s) for one in calls.put_items(list(items), fields))
 
@@ -234,7 +234,7 @@ class Client:
         return self._run(calls.freshness(), timeout_s)
 
     def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> described.CatalogueDescription:
-        """Categories with counts (0-10,000, largest first; 0 is 1,000), attributes, event types."""
+        """The catalogue's attributes, event types, and largest categories. `max_categories`: 0-10,000, 0 is 1,000."""
         return self._run(calls.catalogue(max_categories), timeout_s)
 
     def exposures(
@@ -248,13 +248,13 @@ class Client:
         return self._run(calls.exposure(user_id, exposure_id), timeout_s)
 
     def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> described.HealthReport:
-        """The state of each part, and by the minute for the newest `minutes` (0-1,440)."""
+        """The state of each part now, and in each of the newest `minutes` (0-1,440)."""
         return self._run(calls.health(minutes), timeout_s)
 
     def dead_letters(
         self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None
     ) -> described.DeadLetterList:
-        """The newest dead letters of a topic, "" for all (role operator). `max_letters` of each: 1-200, 0 is 50."""
+        """The newest dead letters of a topic, "" for all (role operator). `max_letters`: 1-200 per topic, 0 is 50."""
         return self._run(calls.dead_letters(topic, max_letters), timeout_s)
 
     def replay_dead_letter(
@@ -279,8 +279,8 @@ class Client:
     ) -> described.ItemPage:
         """A page of the catalogue: 1-1,000 items (0 is 50) whose id or title begins with `prefix`, of one category.
 
-        Most popular first, or new items with `newest_first`. A page may be short or empty: continue until
-        `next_page_token` is empty.
+        The most popular items come first; with `newest_first`, new items do. A page may be short or empty: continue
+        until `next_page_token` is empty.
         """
         return self._run(calls.list_items(prefix, category, newest_first, page_size, page_token), timeout_s)
 
@@ -294,8 +294,8 @@ class Client:
         """Yield live samples of the stream: an empty one at once, then one in each second with new interactions.
 
         It needs the role operator or support; without support, user ids are pseudonyms. It ends after five minutes, or
-        when the gateway stops; closing the generator ends it earlier. A gateway has at most eight at a time, four of
-        one key. Raises: FreshetError.
+        when the gateway stops; closing the generator ends it earlier. A gateway runs at most eight tails at a time,
+        and at most four per key. Raises: FreshetError.
         """
         one = calls.tail()
         for message in self._transport.stream(one.method, one.request):
@@ -327,7 +327,7 @@ class Client:
     def put_rules(
         self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None
     ) -> described.Changed:
-        """Replace all standing rules (role operator); Conflict if `expected_revision` is not current."""
+        """Replace all standing rules (role operator). Raises: Conflict if `expected_revision` is not current."""
         return self._run(calls.put_rules(rules, expected_revision), timeout_s)
 
     def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:

@@ -28,7 +28,7 @@ class CatalogueAttribute:
 @dataclass(frozen=True)
 class EventTypeMeaning:
     """What events of a type mean: `role` is "positive", "negative", "exposure" or "neutral"; `seen`: the item is not
-    recommended again; `history`: it enters the history."""
+    recommended again; `history`: the event enters the history."""
 
     type: str
     role: str
@@ -38,8 +38,8 @@ class EventTypeMeaning:
 
 @dataclass(frozen=True)
 class CatalogueDescription:
-    """`categories`: the largest of `num_categories`. `event_types`: those of the bundle; others are neutral. `roles`:
-    of the caller's API key, all if none is required."""
+    """`categories`: the largest ones. `event_types`: declared by the bundle; other types are neutral. `roles`: of the
+    caller's API key, or all roles if no key is required."""
 
     model_version: str
     items: int
@@ -76,7 +76,7 @@ class ItemProgress:
 
 @dataclass(frozen=True)
 class ItemReport:
-    """One item. `progress` is None if its refresher did not answer."""
+    """One item. `progress` is None if the item's refresher did not answer."""
 
     item: DescribedItem
     progress: ItemProgress | None
@@ -93,7 +93,7 @@ class ItemPage:
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """An event of a user's stored history. `role`: as in EventTypeMeaning, with the value."""
+    """An event of a user's stored history. `role`: as in EventTypeMeaning, for this value."""
 
     item_id: str
     title: str
@@ -105,7 +105,10 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class TailedInteraction:
-    """A written interaction. `user_id`: perhaps a pseudonym. `item_id`: "" for an undo. `title`: the current one."""
+    """A written interaction. `user_id`: a pseudonym unless the caller has the role support.
+
+    `item_id`: "" for an undo. `title`: the item's current title.
+    """
 
     user_id: str
     item_id: str
@@ -117,7 +120,7 @@ class TailedInteraction:
 
 @dataclass(frozen=True)
 class TailedInteractions:
-    """A sample of a second: at most one interaction per partition, oldest first; `left_out`: all others."""
+    """A sample of a second: at most one interaction per partition, oldest first; `left_out`: number of all others."""
 
     interactions: tuple[TailedInteraction, ...]
     left_out: int
@@ -143,7 +146,7 @@ class UserReport:
 class PartHealth:
     """One part's state, and values by minute.
 
-    `problem`: why it is not ready, "" if it is. `started`: it was ever ready since the gateway's start. `effect`: what
+    `problem`: why it is not ready, "" if it is. `started`: it was once ready since the gateway's start. `effect`: what
     does not work without it. `degraded`: the gateway's degraded answers. `lag` is in `lag_unit`, -1 if unknown.
     """
 
@@ -194,7 +197,7 @@ class DeadLetterList:
 
 @dataclass(frozen=True)
 class ReplayedLetter:
-    """`left_out`: why the record is not written, "" if it is. `event_id`: of an interaction."""
+    """`left_out`: why the record is not written, "" if it is. `event_id`: the id, if it is an interaction."""
 
     left_out: str
     written_to: StreamPosition | None
@@ -243,8 +246,8 @@ class SetShare:
 @dataclass(frozen=True)
 class ShadowReport:
     """A shadow's answers compared with the sent ones. `overlap`: the mean share of items in both. `score_shift`: the
-    mean of its best score less the sent answer's. `taken`: items that these users took next; `taken_from_answer`,
-    `taken_from_shadow`: how many each answer contained."""
+    mean difference of the best scores, shadow less sent. `taken`: items that these users took next;
+    `taken_from_answer`, `taken_from_shadow`: how many each answer contained."""
 
     requests: int
     skipped: int
@@ -260,7 +263,7 @@ class ShadowReport:
 
 @dataclass(frozen=True)
 class HeldSet:
-    """A set at a gateway: ready, or its `problem`; its answers; its report as shadow."""
+    """A version set in a gateway. `answered`: its number of answers. `shadow`: its report if it is the shadow."""
 
     set: VersionSet
     ready: bool
@@ -271,7 +274,7 @@ class HeldSet:
 
 @dataclass(frozen=True)
 class VersionSets:
-    """The version sets of a gateway. `revision` 0: none was ever staged. `before`: the target of a roll back."""
+    """The version sets of a gateway. `revision` is 0 if none was ever staged. `before`: the target of a roll back."""
 
     revision: int
     serving: str
@@ -283,7 +286,7 @@ class VersionSets:
 
 @dataclass(frozen=True)
 class ShownItem:
-    """An item of an answer. `title`: the current one. `source`: what found it."""
+    """An item of an answer. `title`: the current title. `source`: what found it."""
 
     item_id: str
     title: str

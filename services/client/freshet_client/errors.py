@@ -22,8 +22,8 @@ class FreshetError(Exception):
     """Base of all errors of this package.
 
     `status` is the gRPC status code's name. `retriable`: the same call may succeed later; `retry_after_s`: the
-    gateway's delay, or None. `request_id`: of the call in the gateway's log; empty if no gateway answered. `target`:
-    the called address. `receipts`: of a batch's acknowledged events.
+    gateway's delay, or None. `request_id`: the call's id in the gateway's log, empty if no gateway answered.
+    `target`: the called address. `receipts`: the receipts of a batch's acknowledged events.
     """
 
     status = "UNKNOWN"

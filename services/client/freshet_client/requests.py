@@ -26,7 +26,7 @@ def new_event_id() -> str:
 @dataclass(frozen=True)
 class Interaction:
     """`type`: what the user did ("click", "rating", ...); `value`: its strength in the type's unit. `event_time`:
-    default the gateway's clock. `event_id`: a repeated write counts once; each object has its own. `query`: the words
+    None is the gateway's clock. `event_id`: writes with one id count once; each object has its own. `query`: the words
     that led to the item ("search_click"). `exposure_id`: the answer that showed the item.
     """
 
@@ -82,7 +82,7 @@ class Rule:
     """One of `boost`, `bury`, `pin` and `cap` for the items that match.
 
     `boost` adds to the score, `bury` subtracts. The best match is put at position `pin`, from 1. An answer has at
-    most `cap` of them.
+    most `cap` matching items.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Impression:
 class Item:
     """A whole item: a write replaces the stored one.
 
-    `available` False: no answer contains it, its state stays. `withdrawn` removes it until it is put again.
+    With `available` False, no answer contains it; its state stays. `withdrawn` removes it until it is put again.
     """
 
     item_id: str
@@ -135,7 +135,7 @@ class RecommendOptions(TypedDict, total=False):
     user's search words. `page_depth`: keep a list of this length for further pages. `page_token`: answer a further
     page. `not_again`: leave out items that were shown. `rules`: at most 8. `as_of`: the request's time, for replays.
     `max_gap`: the certificate's largest gap, 0 for exact. `arms`: experiment -> arm, for operators. `with_details`:
-    also titles and categories. `without_standing_rules`: `rules` replace the standing ones, for operators.
+    also return titles and categories. `without_standing_rules`: `rules` replace the standing ones, for operators.
     """
 
     filter: Filter | None

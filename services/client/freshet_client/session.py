@@ -46,7 +46,7 @@ class _List:
 
 
 class _State:
-    """What a session remembers; it sends nothing."""
+    """A session's state; it sends nothing."""
 
     def __init__(self, user_id: str, not_again: NotAgain | None) -> None:
         self.is_visitor = not user_id
@@ -166,7 +166,7 @@ class _Session:
 
     @property
     def is_visitor(self) -> bool:
-        """The user has no id: the history is the session's, and nothing is written."""
+        """Whether the user has no id. Then the history is the session's, and nothing is written."""
         return self._state.is_visitor
 
     @property
@@ -251,7 +251,7 @@ class Session(_Session):
             return self._state.recorded(self._client.undo(self.user_id, event_id, timeout_s=timeout_s))
 
     def seen(self, *item_ids: str, timeout_s: float | None = None) -> list[Receipt]:
-        """Record which shown items the user saw; nothing for a visitor.
+        """Record which shown items the user saw. For a visitor, record nothing.
 
         Raises: PreconditionFailed for an item that was not shown here.
         """
@@ -273,7 +273,7 @@ class Session(_Session):
 
 
 class AsyncSession(_Session):
-    """As `Session`, with the same methods, awaited."""
+    """`Session` for asyncio; the same methods are awaited."""
 
     def __init__(self, client: AsyncClient, user_id: str = "", *, not_again: NotAgain | None = None) -> None:
         super().__init__(user_id, not_again)

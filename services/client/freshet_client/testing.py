@@ -74,7 +74,7 @@ class FakeGateway:
         self._items: dict[str, Any] = {}
         self._users: dict[str, _User] = {}
         self._lists: dict[str, _List] = {}
-        # A page's token -> its list, and the items before it.
+        # By page token: the list's name, and the number of items before the page.
         self._places: dict[str, tuple[str, int]] = {}
         self._exposures: dict[str, str] = {}
         self._failures: list[FreshetError] = []
@@ -98,7 +98,7 @@ class FakeGateway:
         return AsyncClient.over(_AsyncTransport(self))
 
     def fail(self, *errors: FreshetError) -> None:
-        """The next calls raise these, one each."""
+        """Let the next calls raise these errors, one each."""
         self._failures += errors
 
     def hold_back(self) -> None:
@@ -110,7 +110,7 @@ class FakeGateway:
         self._applied = [math.inf] * _PARTITIONS
 
     def end_lists(self) -> None:
-        """Forget all kept lists, as after 15 minutes."""
+        """End all kept lists, as if 15 minutes had passed."""
         for one in self._lists.values():
             one.is_gone = True
 
@@ -132,7 +132,7 @@ class FakeGateway:
             if handler is None:
                 raise Unsupported(f"the gateway in memory has no {method}")
             answered = handler(request)
-            # As over a network: caller and gateway share no object.
+            # A copy, so that caller and gateway share no object, as over a network.
             return type(answered).FromString(answered.SerializeToString())
 
     def stream(self, method: str, request: Any) -> Any:

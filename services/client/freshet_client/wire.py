@@ -99,7 +99,7 @@ def _attribute_value(value: Any) -> Any:
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """The value's lower-case name without the enum's; "degradation_99" if unknown."""
+    """The value's lower-case name without the enum's prefix; "degradation_99" if unknown."""
     prefix = f"{enum.name.upper()}_"
     known = enum.values_by_number.get(number)
     return known.name[len(prefix) :].lower() if known is not None else f"{prefix.lower()}{number}"

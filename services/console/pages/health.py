@@ -172,7 +172,7 @@ class Health(Page):
 
 
 def _rate(part: PartHealth, report: HealthReport) -> float:
-    """Calls a second in the last whole minute; before one is whole, in the current minute."""
+    """Calls a second in the last whole minute, or in the current minute if it is the first."""
     if len(part.calls) > 1:
         return part.calls[-2] / 60
     return part.calls[0] / max(1.0, report.last_minute_seconds) if part.calls else 0.0

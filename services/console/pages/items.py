@@ -85,7 +85,7 @@ class Items(Page):
         lines = "\n".join(item.categories)
         title = entry("Title", lambda _: self._save(), value=item.title)
         categories = area("Categories, one a line", lines, max(2, len(item.categories)))
-        # Field -> its element, and the text that this tab showed.
+        # By field: its element, and the text that this tab showed.
         self._inputs = {"title": (title, item.title), "categories": (categories, lines)}
         for name, kind in self._kinds.items():
             value = _shown(item.attributes.get(name))

@@ -60,7 +60,7 @@ def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
 
 
 class Tail:
-    """The newest interactions, numbered from 1. It reads the gateway's stream while somebody looks."""
+    """Reads the gateway's stream while somebody looks; has the newest interactions, numbered from 1."""
 
     def __init__(self, client: AsyncClient) -> None:
         self.client, self._again_s = client, 0.0

@@ -112,7 +112,7 @@ def _verdict(row: dict[str, Any], arm: str, control: str, is_broken: bool) -> st
 
 
 def _plot(rows: list[dict[str, Any]], arms: list[str]) -> None:
-    """A line and a band for each arm."""
+    """Plot a line and a band for each arm."""
     lines = []
     for colour, arm in zip(COLOURS, arms, strict=False):
         of = [row for row in rows if row["arm"] == arm and "low" in row]

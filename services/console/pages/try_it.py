@@ -67,7 +67,7 @@ class Wanted:
 
 
 def call_of(wanted: Wanted, session: AsyncSession, count: int) -> tuple[str, Any, dict[str, Any]]:
-    """Return the client's method, an empty request of the gateway's, and the arguments."""
+    """Return the client's method, an empty request of the gateway's method, and the arguments."""
     given: dict[str, Any] = {"k": count, "user_id": session.user_id, "filter": wanted.filter}
     if wanted.words or wanted.like:
         given["user_id"] = "" if session.is_visitor else session.user_id
@@ -303,7 +303,7 @@ class TryIt(Page):
         self._more.set_visibility(self._session.has_next_page and len(self._cards) < MOST)
 
     async def _alone(self, act: Callable[[], Awaitable[Any]]) -> bool:
-        """Run `act` unless a call runs. Return whether it ran."""
+        """Run `act` unless a call runs. Return whether `act` ran."""
         if self._is_busy:
             return False
         self._is_busy = True

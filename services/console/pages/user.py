@@ -10,7 +10,7 @@ from services.console.sentences import ago, date_text
 
 PAGE, LIST, SHOWN, NAMED = 50, 10, 5, 10
 ROLES = {"positive": "spoke for it", "negative": "spoke against it", "exposure": "was shown it", "neutral": ""}
-# Kinds of data that a forget finds -> their labels.
+# Labels of the kinds of data that ForgetUser finds.
 FOUND = {
     "history_events": "events in the history",
     "seen_items": "seen items",
@@ -101,7 +101,7 @@ class User(Page):
         self._looked.set_text("All answers that are recorded." if found.is_complete else f"The newest answers; {back}.")
 
     async def _forget_all(self) -> None:
-        """Show what a forget would remove; once it is confirmed, forget the user."""
+        """Show what would be removed; after a confirmation, forget the user."""
         found = (await self.client.forget_user(self._user_id, preview=True)).found
         if not await confirmed([f"{n:,} {FOUND.get(name, name)}" for name, n in found.items()], "Forget all of it"):
             return

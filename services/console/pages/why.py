@@ -21,7 +21,7 @@ PARTS = (
 
 
 async def place_of(client: AsyncClient, user_id: str, item_id: str) -> tuple[int, str]:
-    """Return the item's rank in the user's list (0: not in it), and a sentence with it or the reason."""
+    """Return the item's rank in the user's list (0: not in it), and a sentence with the rank or why there is none."""
     ranked = (await client.recommend(user_id, DEPTH, context=LOOK)).item_ids
     if item_id in ranked:
         rank = ranked.index(item_id) + 1

@@ -1,7 +1,7 @@
-"""The Kafka topics, one module each, listed in `_OWN`, and their creation.
+"""The Kafka topics and their creation. `_OWN` lists the topics; each has a module.
 
-A topic's module has its name and its limits. It encodes a record's value, and decodes and validates it; an invalid
-record raises InvalidRequest with the field.
+The module has the topic's name and limits. It encodes, decodes and validates record values; an invalid record raises
+InvalidRequest with the field.
 """
 
 from collections.abc import Collection
@@ -65,8 +65,8 @@ def ensure_topics(
 ) -> list[str]:
     """Create missing topics; return their names. Blocks: call it from a thread.
 
-    Raises: DependencyUnavailable if Kafka fails or has fewer brokers than replicas; PreconditionFailed if more replicas
-    must be in sync than there are.
+    Raises: DependencyUnavailable if Kafka fails or has fewer brokers than replicas; PreconditionFailed if the in-sync
+    minimum exceeds the number of replicas.
     """
     try:
         admin = KafkaAdminClient(
@@ -82,7 +82,7 @@ def ensure_topics(
         missing = [topic for topic in topics if topic.name not in existing]
         if missing:
             num_brokers = len(admin.describe_cluster()["brokers"])
-            # Bootstrap brokers count while they start, because the number of replicas is permanent.
+            # Bootstrap brokers that still start are counted, because the number of replicas is permanent.
             factor, in_sync = replicas.on(max(num_brokers, len(set(str(bootstrap).split(",")))))
             if num_brokers < factor:
                 raise DependencyUnavailable(

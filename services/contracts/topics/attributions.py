@@ -1,7 +1,7 @@
 """The topic `attributions`: the query state before each interaction, and retractions.
 
-The encoder writes it, keyed by item; it writes a forget to every partition. Refreshers validate records against their
-model (`services/refresher/adapters/topics.py`). `search-clicks` has the same retractions. A record at a retracted
+The encoder writes records keyed by item, and each `ForgetUpTo` to every partition. Refreshers validate records against
+their model (`services/refresher/adapters/topics.py`). `search-clicks` has the same retractions. A record at a retracted
 position is void even if it arrives after the retraction.
 """
 
@@ -37,9 +37,9 @@ class OfInteraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo(OfInteraction):
-    """Retracts the interaction at `undoes`, whatever its type. The other fields are the undoing event's.
+    """Retracts the interaction at `undoes`, whatever its type. The other fields belong to the undoing event.
 
-    event_id: "" if a forget made the interaction's query state void.
+    event_id: "" if the interaction's query state is void because the user was forgotten.
     """
 
     undoes: Position

@@ -1,7 +1,7 @@
-"""The dead-letter topics: unusable records with the reason.
+"""The dead-letter topics. They have the unusable records, each with the reason.
 
-A dead letter has the original key, value and headers, and further headers for reason and source. Replays are noted in
-records without a value.
+A dead letter has the original key, value and headers, and further headers for reason and source. A record without a
+value notes a replay.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from services.platform.stream.topic import FOREVER, Topic
 SUFFIX = ".dead-letter"
 # A whole record (Kafka's limit: 1 MiB) and the reason.
 MAX_DEAD_LETTER_BYTES = 2 << 20
-# The rest is for the reason's headers and Kafka's overhead.
+# The other 64 KiB are for the reason's headers and Kafka's overhead.
 MAX_COPIED_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
 MAX_REASON_BYTES = 512
 _OURS = "freshet-"
@@ -28,7 +28,7 @@ def dead_letter_topic(topic: Topic) -> Topic:
 
 
 def dead_letter(dead: DeadLetter) -> Record:
-    """Return the record to write. An oversized one is cut: a dead letter that cannot be sent would stop the stream."""
+    """Return the dead letter to write. It is cut to fit, because one that cannot be sent would stop the stream."""
     record = dead.record
     key, value = record.key or b"", record.value or b""
     kept = [(name, text or b"") for name, text in record.headers]
@@ -57,8 +57,8 @@ def dead_letter(dead: DeadLetter) -> Record:
 class StoredLetter:
     """A stored dead letter.
 
-    topic, position: of the original record. written_ms: its time, or the dead letter's if that is not stored.
-    is_whole: key, value and headers are complete. replayed_to: the replay's position.
+    topic, position, written_ms: topic, position and time of the original record; if its time is not stored, the dead
+    letter's time. is_whole: key, value and headers are complete. replayed_to: the replay's position.
     """
 
     topic: str
@@ -73,7 +73,7 @@ class StoredLetter:
 
     @property
     def name(self) -> str:
-        """topic:partition:offset, as in commands."""
+        """topic:partition:offset, which commands use as the letter's name."""
         return f"{self.topic}:{self.position.partition}:{self.position.offset}"
 
 

@@ -1,9 +1,8 @@
-"""Experiments: arms, assignment of users, operations; and the topic `experiments`, one record per operation with the
-whole state after it.
+"""Experiments: their arms, the assignment of users, and operations on them.
 
 The arm is a pure function of the experiments, the request's context and the user's or visitor's id. The state is one
-value; each operation returns the next one or raises. `freshet experiments` writes the topic; gateways and `freshet
-results` read it in full.
+value; each operation returns the next state or raises. `freshet experiments` writes one record with the whole state per
+operation to the topic `experiments`; gateways and `freshet results` read it in full.
 """
 
 import math
@@ -140,7 +139,7 @@ class Experiments(Revised):
     def assigned(
         self, user_id: str, context: Mapping[str, str], forced: Mapping[str, str] | None = None
     ) -> tuple[Assignment, ...]:
-        """Return a request's arms, in the experiments' order. forced: experiment -> arm, for testers.
+        """Return a request's arms, in the experiments' order. forced: experiment -> the arm that a tester chose.
 
         Raises: InvalidRequest for a forced experiment that is not running, or an unknown arm.
         """
@@ -216,7 +215,7 @@ class Experiments(Revised):
         return replace(self, revision=self.revision + 1, experiments={**self.experiments, one.name: one})
 
     def _free(self, new: Experiment) -> float:
-        """Return the start of the layer's first wide enough gap. The share of a stopped experiment is free.
+        """Return the start of the layer's first gap that is wide enough. Stopped experiments leave their share free.
 
         Raises: PreconditionFailed.
         """

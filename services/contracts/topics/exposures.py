@@ -1,6 +1,6 @@
-"""The topic `exposures`: what was shown to whom, one record per answer.
+"""The topic `exposures`: each record says which items an answer showed to whom.
 
-The gateway writes it after the answer. Interactions refer to it by the exposure id.
+The gateway writes the record after the answer. Interactions refer to the record by the exposure id.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Exposure:
     Columns of its n slots, best first: item_ids, scores, sources, propensities (n,); propensities are empty if each is
     1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: the request's context.
     absence_bucket: the query state's absence bucket. assignments: (experiment, arm, share) of the answer. teams (n,):
-    in an interleaved answer, 0 for the first arm's pick, 1 for the second's, 2 for an item of both; else empty.
+    in an interleaved answer, 0 for an item of the first arm, 1 of the second arm, 2 of both; else empty.
     rules_revision: the revision of the standing rules.
     """
 

@@ -1,4 +1,4 @@
-"""The topic `forgets`: users to forget, up to which positions.
+"""The topic `forgets`: which users to forget, up to which positions of `interactions`.
 
 The gateway writes it; each encoder process reads it in full. Errors do not contain the user's id, since messages are
 logged.

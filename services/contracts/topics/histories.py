@@ -1,8 +1,8 @@
-"""The topic `histories`: durable histories, and marks up to which they reflect `interactions`.
+"""The topic `histories`: durable histories, and marks that say how far they reflect `interactions`.
 
-The encoder writes and reads it in the user's home partition. Each reading of `interactions` from its beginning has a
-number. A record is valid if its number equals that of the partition's newest mark. Values end with a checksum; if it is
-wrong, the user's interactions are read again.
+The encoder writes and reads a user's record in the user's home partition. Each reading of `interactions` from its
+beginning has a number. A record is valid if its reading number equals the one in the partition's newest mark. Values
+end with a checksum; if it is wrong, the user's interactions are read again.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ TOPIC = Topic(
     settings=COMPACTED | {"max.compaction.lag.ms": str(_DAY_MS), "max.message.bytes": str(MAX_RECORD_BYTES)},
     as_many_as=INTERACTIONS,
 )
-# No user id is empty.
+# The empty key never collides with a user id.
 MARK_KEY = b""
 _FORMAT = 1
 _CHECKSUM_BYTES = 8
@@ -63,8 +63,8 @@ class HistoryRecord:
 class Mark:
     """`histories` reflects a partition of `interactions` up to `covered` (-1: nothing yet).
 
-    reading: number of a reading of `interactions` from its beginning; 0: none. num_partitions: of `interactions`.
-    anchors, counts: see `user_state.values.Progress`.
+    reading: number of a reading of `interactions` from its beginning; 0 before the first. num_partitions: partitions of
+    `interactions`. anchors, counts: see `user_state.values.Progress`.
     """
 
     reading: int

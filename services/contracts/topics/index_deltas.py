@@ -1,7 +1,7 @@
 """The topic `index-deltas`: its records and their batches.
 
-Refresher, candidates and reranker use this module, so they agree on keys, limits and positions. Readers at one position
-serve the same content.
+Refresher, candidates and reranker use this module, so they agree on keys, limits and positions. Readers at the same
+position serve the same content.
 
 Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
@@ -22,8 +22,8 @@ from services.platform.stream.topic import COMPACTED, Topic
 from services.platform.validation import validate_id
 
 INDEX_DELTAS = "index-deltas"
-# A broker compacts only closed segments. With its defaults a late reader reads all of 500,000 records of 25,000 items,
-# with these settings 25,139. Forgotten contributions are compacted within a day.
+# A broker compacts only closed segments. Of 500,000 records of 25,000 items, a late reader reads all with the broker's
+# defaults, and 25,139 with these settings. Forgotten contributions are compacted within a day.
 TOPIC = Topic(
     name=INDEX_DELTAS,
     num_partitions=1,
@@ -37,7 +37,7 @@ TOPIC = Topic(
 
 FloatArray = npt.NDArray[np.float32]
 
-# The writer closes a batch at this size; if it does not, the reader does.
+# The writer should close a batch at this size; otherwise the reader closes it.
 MAX_BATCH_RECORDS = 10_000
 MAX_DROPPED_KEYS = 16_384
 
@@ -53,8 +53,8 @@ class ItemDelta:
     """An item's complete refreshed state: components (P_x, d), of length 1 at most, gate (P,) or None for a plain dot
     product.
 
-    model_share: the model's weight (lambda) in [0, 1], 0 for an item unknown to it. dropped: the bundle's state
-    applies, if any. is_read: False if the reader does not serve the item. If dropped or not read, the arrays
+    model_share: the model's weight (lambda) in [0, 1], 0 for an item unknown to the model. dropped: the bundle's state
+    applies instead, if there is one. is_read: whether the reader serves the item. If dropped or not read, the arrays
     are empty.
 
     Raises: InvalidRequest with the field.
@@ -110,9 +110,9 @@ class MemoryDelta:
 class IndexDelta:
     """One record: a change and its writer's progress.
 
-    partition, offset: the reflected record of `attributions`; the partition identifies the writer, `batch` counts its
-    batches. newest_recorded_ms: the broker's time of the batch's newest interaction, Unix milliseconds. A batch has
-    each key once.
+    partition, offset: the record of `attributions` that the change reflects; the partition identifies the writer, and
+    `batch` counts the writer's batches. newest_recorded_ms: the broker's time of the batch's newest interaction, Unix
+    milliseconds. A batch has each key once.
     """
 
     model_version: str
@@ -198,9 +198,9 @@ def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """One batch's changes, to apply together. offset: of the closing record.
+    """One batch's changes, to apply together. offset: the closing record's offset.
 
-    mark: distinguishes the closing record from one of another log at this offset.
+    mark: distinguishes the closing record from a record of another log at the same offset.
     """
 
     offset: int
@@ -224,13 +224,13 @@ class Batches:
 
     A batch is closed by its last record, by its writer's next batch, or at `MAX_BATCH_RECORDS`. Compaction deletes a
     record only after a later batch of the same writer. A change is left out if it reflects a lower offset than an
-    earlier change of its key and partition, so a replaced writer changes nothing. If a key moved to another partition,
-    the topic's order decides.
+    earlier change of the same key and partition, so a writer that was replaced changes nothing. If two partitions
+    change a key, the later record applies.
 
     A writer publishes a key's tombstone after the batch that dropped the key and before its next batch. The next batch
     closes the dropping batch if compaction deleted its last record.
 
-    Memory: some 200 bytes per key, and per dropped one of the last `MAX_DROPPED_KEYS`.
+    Memory: some 200 bytes per key, and per key among the last `MAX_DROPPED_KEYS` dropped ones.
     """
 
     def __init__(self) -> None:

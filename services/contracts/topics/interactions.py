@@ -21,8 +21,8 @@ from services.platform.validation import utf8_size, validate_id, validate_query,
 INTERACTIONS = "interactions"
 TOPIC = Topic(
     name=INTERACTIONS,
-    # The broker sets each record's time, so that reading it again gives the same result, and decompresses it, so that
-    # every reader can read it.
+    # The broker sets each record's time, so that a second reading gives the same result, and decompresses records, so
+    # that every reader can read them.
     settings=FOREVER | {"message.timestamp.type": "LogAppendTime", "compression.type": "uncompressed"},
     has_dead_letters=True,
 )

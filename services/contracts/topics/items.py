@@ -28,7 +28,8 @@ MAX_ATTRIBUTES = 32
 class CatalogueItem:
     """An item from its newest record.
 
-    available False: answers omit the item, but its state stays. withdrawn: answers omit it until it is put again.
+    available: False means that answers omit the item, but its state stays. withdrawn: answers omit the item until a new
+    record puts it back.
     """
 
     item_id: str
@@ -63,7 +64,7 @@ def validate_item(item: CatalogueItem) -> None:
 
 
 def check_kinds(item: CatalogueItem, kinds: Mapping[str, str], *, unknown: bool) -> None:
-    """Raise InvalidRequest if an attribute's kind is not the declared one. unknown: also for undeclared ones."""
+    """Raise InvalidRequest if an attribute's kind is not the declared one. unknown: also reject undeclared ones."""
     for name, value in item.attributes.items():
         declared, found = kinds.get(name), KINDS[type(value)]
         if declared is None and unknown:

@@ -1,7 +1,7 @@
-"""The topic `rules`: the standing rules, one complete record per operation.
+"""The topic `rules`. Each operation writes one record with all standing rules.
 
-The gateway writes it for operators; gateways read it in full. Each gateway checks the rules against its
-model's attributes.
+A gateway writes the topic for operators; gateways read it in full. Each gateway checks the rules against its model's
+attributes.
 """
 
 from collections.abc import Sequence

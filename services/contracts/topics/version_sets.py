@@ -1,8 +1,7 @@
-"""Version sets: models, assignment of users, operations; and the topic `version-sets`, one complete record per
-operation.
+"""Version sets: their models, the assignment of users, and operations on them.
 
-A set is a bundle and its processes. The state is one value; each operation returns the next one or raises. `freshet
-model` writes the topic; gateways and encoders read it in full.
+A set is a bundle and its processes. The state is one value; each operation returns the next state or raises. `freshet
+model` writes one complete record per operation to the topic `version-sets`; gateways and encoders read it in full.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ _BITS = 53  # of a double's mantissa
 class VersionSet:
     """A model and its processes. bundle: a path valid in every process that loads it.
 
-    Addresses are host:port; "": the gateway's configured ones.
+    Addresses are host:port; "" means the address in the gateway's settings.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSets(Revised):
-    """All sets. before: the set before the last promotion, or "". salt: of the hash that chooses the canary's users."""
+    """All sets. before: the set before the last promotion, or "". salt: salt of the hash that chooses canary users."""
 
     sets: Mapping[str, VersionSet]
     serving: str
@@ -69,7 +68,7 @@ class VersionSets(Revised):
         return self.sets[name]
 
     def set_for(self, user_id: str) -> str:
-        """Return the user's set; the serving set without a user ("")."""
+        """Return the user's set; for user "" the serving set."""
         if self.canary is None or not user_id:
             return self.serving
         return self.canary.name if position_of(user_id, self.salt) < self.canary.share else self.serving
@@ -96,8 +95,8 @@ class VersionSets(Revised):
         return self._next(shadow=self._share_of(name, share))
 
     def canaried(self, name: str, share: float, salt: str) -> "VersionSets":
-        """Serve this share of users; 0 ends it. For the same set the salt stays, so a new share moves only the
-        difference. Raises: as `shadowed`.
+        """Serve this share of users; 0 ends it. If the set stays, the salt stays too, so a new share moves the fewest
+        users. Raises: what `shadowed` raises.
         """
         chosen = self._share_of(name, share)
         goes_on = self.canary is not None and self.canary.name == name

@@ -41,7 +41,7 @@ class InProcessEncoder:
         self.encode([EncodeJob(item_index=one, event_time=one, user_index=-1, positions=[0])])
 
     def encode(self, jobs: Sequence[EncodeJob]) -> list[EncodedStates]:
-        # Local: another thread may close the encoder meanwhile.
+        # Local variables, because another thread may close the encoder meanwhile.
         session, incremental = self._load()
         results: list[EncodedStates | None] = [None] * len(jobs)
         whole = []

@@ -1,6 +1,6 @@
 """The model port over the inference server (model "encoder"). Thread-safe.
 
-The Python backend's model gets each job's cache key and encodes only new events; the native backend's has no cache.
+The Python backend's model gets each job's cache key and encodes only new events; the native backend has no cache.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
@@ -97,7 +97,7 @@ class InferenceServerEncoder:
         for numbers in calls(jobs, plain, self._max_rows):
             for number, states in zip(numbers, self._call([jobs[n] for n in numbers], keyed=False), strict=True):
                 results[number] = states
-        # In order: a user's next job continues from the last one's cache entry.
+        # In order, because a user's next job continues from the cache entry of the last one.
         for start in range(0, len(keyed), self._max_rows):
             numbers = keyed[start : start + self._max_rows]
             for number, states in zip(numbers, self._call([jobs[n] for n in numbers], keyed=True), strict=True):

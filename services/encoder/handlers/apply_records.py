@@ -92,8 +92,8 @@ class ApplyRecords:
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         """forgotten: the follower of `forgets` adds to it. restore_users, keep: None if the store cannot lose users.
-        stores_states: False if only attributions are wanted. caches: see `encode_job`. attributes: False if no
-        attributions are wanted. records_per_user: most records of a user applied together.
+        stores_states: whether to store states. caches: see `encode_job`. attributes: whether to make attributions.
+        records_per_user: most records of a user applied together.
         """
         self.progress = StreamProgress(store, keep, vocabulary.model_version)
         self.encode_batch = EncodeBatch(
@@ -156,7 +156,7 @@ class ApplyRecords:
     def apply(self, records: Sequence[SourceRecord]) -> Applied:
         """Apply records in stream order; skip those at or below the watermark.
 
-        Raises: Conflict, DependencyUnavailable, DeadlineExceeded. Resync then: no record is lost or applied twice.
+        Raises: Conflict, DependencyUnavailable, DeadlineExceeded. After a resync no record is lost or applied twice.
         """
         records = [record for record in records if self.progress.is_new(record)]
         self.progress.identity.came(records)
@@ -174,9 +174,9 @@ class ApplyRecords:
         return total
 
     def fill(self, arrivals: Sequence[Arrival]) -> Mapping[int, Counter[str]]:
-        """Apply all arrivals of some users, in any order of users, without moving a watermark (an import).
+        """Apply all arrivals of some users during an import, in any order of users, without moving a watermark.
 
-        Return the counts by partition, for the caller to advance with. Raises: as `apply`.
+        Return the counts by partition, which the caller passes to `advance`. Raises: what `apply` raises.
         """
         return self._write_users(arrivals)[1]
 

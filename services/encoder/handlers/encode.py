@@ -3,8 +3,8 @@
 For a batch, each model computes all wanted states in one call; attributions and stored states are made from them. A
 request's history is encoded with the stream's window rule, vocabulary and model.
 
-The stream waits for the own model. A failure of another version set's model costs only that model's states and
-attributions. Concurrent requests share one call.
+The stream waits for the process's own model. If another version set's model fails, only that model's states and
+attributions are missing. Concurrent requests share one call.
 """
 
 import math
@@ -75,13 +75,13 @@ class EncodeBatch:
     _logged: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def set_others(self, others: tuple[Model, ...]) -> None:
-        """Replace the other models from the next batch on. Returns after the present one. Thread-safe."""
+        """Replace the other models. Returns after the present batch, which still uses the old ones. Thread-safe."""
         with self.running:
             self.others = others
 
     def __call__(self, work: Mapping[str, UserWork], span: str) -> tuple[Made, dict[str, Made | None]]:
-        """Return the own model's result, and the others' by version, None after a failure. span: the states'
-        traceparent. Raises: as the own encoder.
+        """Return the own model's result, and the other models' results by version (None after a failure). span: the
+        traceparent to store with states. Raises: errors of the own encoder.
         """
         own = self._make(self.own, work, span)
         return own, {model.vocabulary.model_version: self._beside(model, work, span) for model in self.others}
@@ -90,7 +90,7 @@ class EncodeBatch:
         try:
             return self._make(model, work, span)
         except Exception as exc:
-            # Any error: the own model must not wait for it.
+            # Every error is caught, because the own model must not wait for another one.
             kind = (model.vocabulary.model_version, type(exc).__name__)
             if kind not in self._logged:
                 self._logged.add(kind)
@@ -175,8 +175,8 @@ def states_of(
     *,
     cached: bool = True,
 ) -> dict[str, StoredState]:
-    """Each user's state after the whole history, if it has a known item. cached: see `encode_job`. Raises: as its
-    encoder.
+    """Return each user's state after the whole history, if the model knows an item in it. cached: see `encode_job`.
+    Raises: errors of the model's encoder.
     """
     jobs: list[EncodeJob] = []
     row_of: dict[str, int] = {}

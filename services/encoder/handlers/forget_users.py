@@ -67,8 +67,8 @@ class ForgetUsers:
     _applied: tuple[str, Mapping[int, int]] = field(default=("", {}), init=False)
 
     def resync(self, epoch: str, ends: Offsets, partitions: Collection[int] | None = None) -> int:
-        """Read the topic, apply the forgets that this store does not reflect, and return their number. ends: as in
-        `check_same_log`. partitions: homes to erase in; None for all. Raises: as `check_same_log`.
+        """Read the topic, apply the forgets that this store does not reflect, and return their number. ends: see
+        `check_same_log`. partitions: home partitions whose users to erase; None means all. Raises: PreconditionFailed.
         """
         self.known.read()
         check_same_log(self.known.named, ends)
@@ -90,7 +90,7 @@ class ForgetUsers:
         self._applied = epoch, found.offsets
 
     def applied_up_to(self, user_id: str) -> Mapping[int, int]:
-        """Return the last forgotten offset per partition once the user is erased. Thread-safe."""
+        """Return the user's last forgotten offset per partition; empty until the user is erased. Thread-safe."""
         epoch, offsets = self._applied
         found = self.known.of(user_id)
         if found is None or not offsets:

@@ -1,6 +1,6 @@
 """Reads from Kafka for the gateway's requests: end offsets, single records, dead letters, a user's recorded answers.
 
-kafka-python blocks, so each of the four has a thread, which makes one call at a time.
+kafka-python blocks, so each of the four kinds of read has a thread, which makes one call at a time.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 # Limits of a search in `exposures`.
 _MAX_BYTES, _MAX_S, _TIMEOUT_S = 16 << 20, 2.0, 10.0
-# Longest time from an answer to its record: a second in the queue, ten for delivery, and clock differences.
+# Longest time from an answer to its record: a second in the queue, ten seconds of delivery, and clock differences.
 _LATEST_MS = 30_000
 
 
@@ -37,7 +37,7 @@ class _Thread:
 
     def _submit(self, act: Callable[[], T]) -> asyncio.Future[T]:
         asking = asyncio.get_running_loop().run_in_executor(self._thread, act)
-        # Else, if every caller timed out, asyncio logs an error that was never retrieved.
+        # If every caller timed out, asyncio would log the error as never retrieved, so it is retrieved here.
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         return asking
 
@@ -58,7 +58,7 @@ class _ReaderThread(_Thread):
         return self._submit(lambda: act(self._reader))
 
     def close(self) -> None:
-        """Stop the thread after its queued calls, and close the reader. Do not wait for this."""
+        """Stop the thread and close the reader after the queued calls; return at once."""
         self._thread.submit(self._reader.close)
         self._thread.shutdown(wait=False)
 
@@ -68,7 +68,7 @@ class KafkaStreamEnds(_ReaderThread):
 
     def __init__(self, bootstrap: Brokers) -> None:
         super().__init__(bootstrap, INTERACTIONS, "ends")
-        # A second thread: reading records may take seconds, and forgets and GetFreshness must not wait for it.
+        # Records have a second thread: they may take seconds, and forgets and GetFreshness must not wait for them.
         self._records = _ReaderThread(bootstrap, INTERACTIONS, "tail")
         self._asking: asyncio.Future[Mapping[int, int]] | None = None
 
@@ -99,7 +99,7 @@ class KafkaStreamEnds(_ReaderThread):
 
 
 class KafkaDeadLetters(_Thread):
-    """Implements `ports.DeadLetterLog`. Connects for each of its rare calls."""
+    """Implements `ports.DeadLetterLog`. Calls are rare, so each opens a connection."""
 
     def __init__(self, bootstrap: Brokers) -> None:
         super().__init__("dead-letters")
@@ -120,9 +120,9 @@ class KafkaDeadLetters(_Thread):
 
 
 class KafkaShownAnswers(_ReaderThread):
-    """Implements `ports.ShownAnswers`. pseudonym_key: None without recorded exposures.
+    """Implements `ports.ShownAnswers`. pseudonym_key: None if no exposures are recorded.
 
-    A user's records are in one partition, under the pseudonym, between those of others.
+    A user's records have the pseudonym as key and share a partition with other users' records.
     """
 
     def __init__(self, bootstrap: Brokers, pseudonym_key: bytes | None) -> None:
@@ -130,7 +130,7 @@ class KafkaShownAnswers(_ReaderThread):
         self._key = pseudonym_key
 
     async def newest(self, user_id: str, most: int) -> Looked:
-        """Read backwards within 16 MiB and two seconds."""
+        """Read backwards from the end, for at most 16 MiB and two seconds."""
         return await self._run(user_id, lambda key, partition: self._newest(key, partition, most))
 
     async def at(self, user_id: str, exposure_id: str, shown_ms: int) -> Shown:

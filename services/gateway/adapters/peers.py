@@ -1,4 +1,4 @@
-"""The processes of a version set; encoder, generator and refreshers over gRPC, one RPC per port method."""
+"""Connect to the processes of a version set, and call encoder, generator and refreshers. A port method is one RPC."""
 
 import asyncio
 from collections import defaultdict
@@ -40,15 +40,16 @@ _RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
 
 
 class Peers:
-    """A version set's processes. The gateway's settings give addresses that the set lacks. near: peers inside this
-    process.
+    """Connections to a version set's processes. Addresses that the set lacks come from the gateway's settings.
+
+    near: peers inside this process, by process name.
     """
 
     def __init__(
         self, one: VersionSet, settings: GatewaySettings, tracing: Tracing, model_version: str, near: Mapping[str, Peer]
     ) -> None:
         channel = partial(rpc_client.channel, interceptors=tracing.client_interceptors, tls=settings.tls)
-        # For `ProbedParts`: these channels also reach replicas that are not ready.
+        # `ProbedParts` checks these channels, which also reach replicas that are not ready.
         self.checked: dict[str, list[tuple[str, grpc.aio.Channel, str]]] = defaultdict(list)
 
         def replicas(process: str, address: str, shard: str = "") -> Remote:
@@ -88,7 +89,7 @@ class RemoteEncoder:
         self._peer, self._model_version = peer, model_version
 
     async def encode(self, user_id: str, history: Sequence[Event], timeout_s: float) -> Encoded:
-        """Call Encode. Raises: PreconditionFailed for an answer of another model."""
+        """Call Encode. Raises: PreconditionFailed if another model answers."""
         request = encoder_pb2.EncodeRequest(user_id=user_id, model_version=self._model_version)
         for event in history:
             message = request.history.add(item_id=event.item_id, type=event.type, value=event.value)

@@ -68,7 +68,7 @@ class ProbedStreamStatus:
             await self.probe()
 
     async def _answer(self, name: str, probe: Awaitable[bool]) -> bool:
-        """Return a probe's result; if it raises, return False and log the error, unless the last one was equal."""
+        """Return a probe's result. If it raises, return False and log the error unless it equals the previous one."""
         failure, answer = "", False
         try:
             answer = await probe
@@ -80,7 +80,7 @@ class ProbedStreamStatus:
         return answer
 
     async def _half_of_brokers(self) -> bool:
-        # A list of the same length may have a new address.
+        # A list of the same length replaces the old one, because it may have a new address.
         if len(named := self._named_now()) >= len(self._brokers):
             self._brokers = named
         answers = await asyncio.gather(*map(self._connects, self._brokers))
@@ -88,7 +88,7 @@ class ProbedStreamStatus:
 
     async def _connects(self, broker: str) -> bool:
         host, _, port = broker.rpartition(":")
-        # A time-out is an OSError; a name that IDNA cannot encode is not.
+        # A time-out is an OSError; a name that IDNA cannot encode raises UnicodeError.
         with contextlib.suppress(OSError, UnicodeError):
             async with asyncio.timeout(_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))

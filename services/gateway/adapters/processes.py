@@ -1,6 +1,4 @@
-"""Candidates and reranker, which an answer asks, over gRPC or in this process. One RPC per port method; query states
-stay bytes.
-"""
+"""Call candidates and reranker, over gRPC or in this process. A port method is one RPC; query states stay bytes."""
 
 import time
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ from services.platform.rpc import client as rpc_client
 # The generated stubs carry no types.
 _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
-# Seen items sent for the votes of item neighbours.
+# Number of newest seen items sent if only the votes of item neighbours need them.
 _RECENT = 100
 FAILURES = (DependencyUnavailable, DeadlineExceeded, Overloaded)
 # `Timed` does not count calls for a peer's status: no user's answer depends on them.
@@ -196,7 +194,7 @@ class RemoteCandidates:
         timeout_s: float,
         components: bytes = b"",
     ) -> tuple[Ranking, bytes]:
-        """Call Similar; return the item's components too. components: of its shard's answer, for other shards."""
+        """Call Similar; return the item's components too. components: from the item's shard, for other shards."""
         request = candidates_pb2.SimilarRequest(
             item_id=item_id,
             k=k,

@@ -26,12 +26,12 @@ from services.gateway.domain import Found, Pool, Ranking, Seen
 from services.gateway.ports import ServedIndex
 from services.platform.errors import DependencyUnavailable, FreshetError
 
-# Share of a call's time for merging.
+# Share of a call's time limit that is kept for merging.
 _OWN_SHARE = 0.1
-# Shortest wait after half of the shards have answered.
+# Shortest wait before a repeat, once half of the shards have answered.
 _HEDGE_FLOOR_S = 0.01
 _HEDGED_SHARE, _MAX_HEDGES = 0.05, 20.0
-# Replicas take calls in turn: with two, the first repeat may reach the slow one again.
+# Most repeats per shard. Replicas take calls in turn: of two, the first repeat may reach the slow one again.
 _HEDGES_OF_A_CALL = 2
 _TINY = 2.0**-1022
 
@@ -65,7 +65,7 @@ class _Answers(Generic[A]):
 
     @property
     def found(self) -> dict[str, Any]:
-        """The fields of `Found`, of all answers together."""
+        """The fields of `Found` for all answers together."""
         there = self.there
         return {
             "index_version": self.version,
@@ -79,7 +79,7 @@ class _Answers(Generic[A]):
 
 
 class ShardedCandidates:
-    """Implements `ports.Candidates` over shards, given in their order. For one event loop.
+    """Implements `ports.Candidates` over shards, given in their order. Use it in one event loop only.
 
     patient_s: a call's full time limit; the breaker ignores time-outs of shorter calls. count: called with "missing" or
     "hedged" and the shard's number.
@@ -112,7 +112,7 @@ class ShardedCandidates:
         return _merged_rankings(await self._ask_one_version(ask, timeout_s), k)
 
     async def propose(self, query_state: PackedQueryState, *, k: int, timeout_s: float, **asked: Any) -> Pool:
-        """Return all pools as one. Each shard gets its share of `k` plus three standard deviations.
+        """Return all pools as one. Each shard is asked for its share of `k` plus three standard deviations.
 
         Raises: DependencyUnavailable if no shard answered.
         """
@@ -126,7 +126,7 @@ class ShardedCandidates:
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
-        """Ask the item's shard, then send its components to the others.
+        """Ask the item's shard, then send the item's components to the other shards.
 
         Raises: NotFound, and other errors of the item's shard.
         """
@@ -168,7 +168,7 @@ class ShardedCandidates:
     async def _ask_one_version(
         self, ask: Callable[[RemoteCandidates, str, float], Awaitable[A]], timeout_s: float
     ) -> _Answers[A]:
-        """Ask all shards, then once more those that were ahead."""
+        """Ask all shards, then ask those with a newer version once more."""
         until = time.monotonic() + (1 - _OWN_SHARE) * timeout_s
         answers = await self._ask(ask, [""] * len(self._shards), until, timeout_s)
         wanted = answers.oldest.index_version
@@ -282,8 +282,8 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
 
 
 def _certificate(rankings: Sequence[Ranking], k: int, kth: float | None) -> Certificate:
-    """Items that an exact shard omits rank after the K-th item. Items that a shard with a gap omits score at most its
-    last score plus the gap.
+    """Return the merged certificate. What an exact shard omits ranks after the K-th item. What another shard omits
+    scores at most that shard's last score plus its gap.
     """
     gaps = [(one, one.certificate.gap) for one in rankings if one.certificate != EXACT]
     if not gaps:

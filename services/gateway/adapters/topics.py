@@ -1,8 +1,8 @@
-"""The topics that the gateway writes: interactions, items and forgets with one producer, and exposures in a separate
-thread, so that answers do not wait.
+"""Write the gateway's topics. One producer writes interactions, items and forgets. A thread writes exposures, so that
+answers do not wait for them.
 
 A record costs kafka-python 38 us in batches of fifty and 800 us alone (one core, eight partitions), so the thread
-collects exposures for a second. Records beyond a full queue or without acknowledgement are lost and counted.
+collects exposures for a second. A record is lost and counted if the queue is full or Kafka does not acknowledge it.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ def forget_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[Forg
 
 log = structlog.get_logger()
 
-# About 4 MB of answers of ten items; at most 64 MB more of context.
+# Answers of ten items take about 4 MB in all, and their contexts at most 64 MB more.
 MAX_WAITING = 4_000
 _GATHER_S = 1.0
 

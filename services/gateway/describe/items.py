@@ -29,7 +29,7 @@ class ItemDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueDescription:
-    """The catalogue, with withdrawn items. categories: the largest of `num_categories`, with counts."""
+    """The catalogue, including withdrawn items. categories: the largest, with counts; `num_categories` counts all."""
 
     model: ServedModel
     num_items: int
@@ -71,7 +71,7 @@ MAX_LOOKED, _AT_ONCE = 100_000, 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemReport:
-    """An item. progress: None if its refresher did not answer."""
+    """An item. progress: None if the item's refresher did not answer."""
 
     known: KnownItem
     progress: ItemProgress | None
@@ -141,7 +141,7 @@ class ListItems:
         popular, prefix = self.items, query.prefix.encode().lower()
         keys = popular.rows_in(query.category)
         if query.newest_first:
-            # New items have negative keys, the newest the smallest.
+            # New items have negative keys; the newest has the smallest.
             keys = np.sort(np.where(keys >= popular.rows.num_trained, -keys, keys))
         first = 0 if start is None else int(np.searchsorted(keys, start))
         size, last = query.page_size or DEFAULT_PAGE, min(first + MAX_LOOKED, len(keys))

@@ -23,7 +23,7 @@ DEFAULT_EVENTS, MAX_EVENTS, MAX_SKIPPED = 100, 1_000, 100_000
 
 @dataclass(frozen=True, slots=True)
 class DescribedEvent:
-    """An event with its item's title ("": unknown) and meaning, an `event_schema.Role`."""
+    """An event, its item's title ("": unknown), and its `event_schema.Role`."""
 
     event: Event
     title: str
@@ -32,7 +32,7 @@ class DescribedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedUser:
-    """A user. events: some of `num_events`, newest first. state: of this model."""
+    """A user. events: the requested ones of `num_events`, newest first. state: stored for this model."""
 
     events: Sequence[DescribedEvent]
     num_events: int
@@ -137,8 +137,8 @@ class Tailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailInteractions:
-    """TailInteractions: a live sample of its topic. It reads the newest record of each partition, so a busy stream
-    costs no more than a calm one.
+    """TailInteractions: a live sample of `interactions`. It reads only the newest record of each partition, so a busy
+    stream costs no more than a calm one.
     """
 
     ends: StreamEnds
@@ -147,7 +147,7 @@ class TailInteractions:
     async def __call__(self, *, shows_users: bool, stops: Callable[[], bool]) -> AsyncIterator[Tailed]:
         """Yield an empty sample at once, then one each second with new records, for five minutes or until `stops`.
 
-        shows_users: user ids instead of pseudonyms. Raises: DependencyUnavailable or DeadlineExceeded if the
+        shows_users: yield user ids instead of pseudonyms. Raises: DependencyUnavailable or DeadlineExceeded if the
         log cannot be read.
         """
         until = time.monotonic() + _LONGEST_S

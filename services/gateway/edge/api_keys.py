@@ -26,9 +26,9 @@ _MAX_RATE = 1_000_000
 
 
 class ApiKey(BaseModel):
-    """One key. sha256: of its secret, in lower-case hexadecimal.
+    """One key. sha256: the secret's digest in lower-case hexadecimal.
 
-    requests_per_second: the long-term rate; None: unlimited. burst: most calls at once; None: those of a second.
+    requests_per_second: the long-term rate; None: unlimited. burst: most calls at once; None: as many as in a second.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -69,7 +69,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     except OSError as exc:
         raise ConfigError(f"{path}: {exc.strerror}; allowed: a keys file (`freshet keys create`)") from exc
     except ValidationError as exc:
-        # From None: the cause's text shows every value.
+        # The cause is dropped, because its text shows every value.
         raise ConfigError(f"{path}: {'; '.join(map(_explain, exc.errors()))}") from None
 
 

@@ -33,8 +33,8 @@ from services.platform.rpc.admission import Admission
 
 log = structlog.get_logger()
 
-# Refusals per key, status and window of so many seconds. A line at the window's end counts the others. Callers without
-# a known key count as one.
+# Most refusals logged per key, status and window of WINDOW_S. A line at the window's end counts the other refusals.
+# Callers without a known key count as one caller.
 MAX_REFUSALS, WINDOW_S = 20, 60.0
 
 
@@ -74,7 +74,7 @@ class AuditLog:
         self._write(key=key_id, method=method, status=status, peer=peer, reason=reason)
 
     def end_windows(self, *, now: bool = False) -> None:
-        """Close the ended windows (with `now`, all), and write how many refusals each omitted."""
+        """Close the ended windows (all windows if `now`), and write how many refusals each omitted."""
         time_s = self._clock()
         for (key_id, status), window in list(self._windows.items()):
             if now or time_s >= window.ends_s:
@@ -95,7 +95,7 @@ class AuditLog:
             sys.stderr.write(text)
             sys.stderr.flush()
             return
-        # Opened each time, so that the file may be moved away.
+        # The file is opened each time, so that it may be moved away.
         opened = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
         with os.fdopen(opened, "a", encoding="utf-8") as file:
             file.write(text)
@@ -166,7 +166,7 @@ class Door:
         self._by_digest = {bytes.fromhex(key.sha256): _KnownKey(key, before.get(key.id)) for key in keys}
 
     def knows(self, metadata: Any) -> bool:
-        """Return whether the metadata contain a present key, expired or not."""
+        """Return whether the metadata contain a known key, expired or not."""
         return digest(_secret_of(metadata)) in self._by_digest
 
     def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
@@ -200,7 +200,7 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def opened_door(path: Path | None, audit_log: Path | None) -> AsyncIterator[Door | None]:
-    """Yield a door whose keys follow the file; None without a path.
+    """Yield a door that applies changes of the keys file; None without a path.
 
     Raises: ConfigError for an unusable keys file or audit log.
     """

@@ -1,7 +1,7 @@
-"""`python -m services.gateway.edge.first_keys KEYS SECRETS`: the keys that containers need.
+"""`python -m services.gateway.edge.first_keys KEYS SECRETS`: create the keys that containers need.
 
-The folder KEYS, for the gateway, gets api-keys.json with one key of all roles, signing-key, and a copy of
-pseudonym-key. The folder SECRETS gets api-key, the secret of that one key, and pseudonym-key.
+The gateway's folder KEYS gets api-keys.json (one key with all roles), signing-key, and a copy of pseudonym-key. The
+folder SECRETS gets pseudonym-key, and the secret of that one key as api-key.
 """
 
 import secrets

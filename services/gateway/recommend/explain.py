@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """The parts of the final score: the model's own components, refreshed ones, votes."""
+        """The parts of the final score: from the model's own components, from refreshed ones, and from votes."""
         if self.similarity is None:
             return (0.0, 0.0, 0.0)
         weight = 1.0 if self.votes is None else self.votes.model_share

@@ -1,7 +1,8 @@
-"""Signed texts that clients return, each valid for one user; among them exposure ids, whose answers are recorded.
+"""Sign texts that clients return, each valid for one user. Exposure ids are such texts; their answers are recorded.
 
 A text is body | tag of user and body | MAC of both, in URL-safe base64. The tag depends on the body, so two texts do
-not show that they are of one user. Checking a text needs no stored state. Gateways with the same clients share the key.
+not reveal that they belong to one user. Checking a text needs no stored state. Gateways with the same clients share
+the key.
 """
 
 import binascii
@@ -73,7 +74,7 @@ class Signer:
 
 
 def signing_key(key: str, file: Path | None) -> bytes:
-    """Return `key`, else the file's, else a random one. Raises: ConfigError for a file without a key."""
+    """Return `key`, else the file's key, else a random key. Raises: ConfigError for a file without a key."""
     if not key and file is not None:
         key = read_key("FRESHET_GATEWAY_SIGNING_KEY_FILE", file)
     if not key:
@@ -105,7 +106,7 @@ class Exposures:
         assignments: Sequence[Assignment] = (),
         **fields: Any,
     ) -> str:
-        """Return the exposure id of an answer sent now. user_id: "" for a visitor. fields: others of `Exposure`."""
+        """Return the exposure id of an answer sent now. user_id: "" for a visitor. fields: other `Exposure` fields."""
         shown_ms = now_ms()
         exposure_id = self._signer.sign(shown_ms.to_bytes(_TIME_BYTES, "big") + os.urandom(_NONCE_BYTES), user_id)
         if self._log is not None:

@@ -66,7 +66,7 @@ class NewItems:
     def _not_pinned(self, query: RecommendQuery, items: Sequence[ScoredItem]) -> list[int]:
         free, end = list(range(len(items))), len(items)
         for pin in sorted({rule.pin for rule in query.rules if rule.pin}, reverse=True):
-            # A pin beyond the answer's end is at its end.
+            # A pin beyond the answer's end is at the last position.
             at = min(pin, end) - 1
             there = [item.item_id for item in items[at : at + 1]]
             which = [rule.which for rule in query.rules if rule.pin == pin]
@@ -83,7 +83,7 @@ class NewItems:
         new: Sequence[ScoredItem],
         share: float,
     ) -> list[ScoredItem]:
-        """Return rescored new items. All of them, with the items that no draw replaces, fit the limits."""
+        """Return rescored new items. Together with the items that no draw replaces, they fit the limits."""
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)
         admitted: list[ScoredItem] = []

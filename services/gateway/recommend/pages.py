@@ -1,6 +1,6 @@
 """A ranked list is stored for its user, who reads it page by page with signed tokens.
 
-Changes of the index do not repeat or omit items of its pages. A list expires after 15 minutes, or when its user has
+Changes of the index do not repeat or omit items on its pages. A list expires after 15 minutes, or when its user has
 four newer lists.
 """
 
@@ -32,8 +32,8 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class PagePosition:
-    """The start of the next page, after `offset` items. made_ms: Unix milliseconds. absence_bucket: that of the state
-    that ranked the list.
+    """The start of the next page, after `offset` items. made_ms: Unix milliseconds. absence_bucket: the
+    bucket of the state that ranked the list.
     """
 
     list_id: bytes

@@ -37,7 +37,7 @@ _WITHDRAWN, _UNAVAILABLE = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownItem:
-    """An item. is_trained: the bundle has it. first_seen_ms: when another item was first described."""
+    """An item. is_trained: the bundle has it. first_seen_ms: when an item outside the bundle was first described."""
 
     item: CatalogueItem
     is_trained: bool
@@ -46,7 +46,9 @@ class KnownItem:
 
 class PopularItems(Listener):
     """The catalogue by popularity: a bundle's, with the changes of the topic `items`. A follower's thread writes it
-    while the event loop reads; other processes count unusable records. knows_withdrawn: the topic was read to its end.
+    while the event loop reads; other processes count unusable records.
+
+    knows_withdrawn: whether the topic was read to its end.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class PopularItems(Listener):
         titles: Sequence[str] = (),
     ) -> None:
         """Take a bundle's columns without copying them. counts (n,): each item's count in training. by_popularity: the
-        order by them, if known. titles: () without titles.
+        order by count, if known. titles: () if the bundle has none.
         """
         self.rows = ItemRows(item_ids, counts, categories, by_popularity, titles)
         self._counts, self._total = counts, TRAINING_COUNTS * int(counts.sum())
@@ -71,7 +73,7 @@ class PopularItems(Listener):
         # Attributes that other models declare, and records of watched items, by item.
         self._undeclared: dict[str, Values] = {}
         self._watched: dict[str, list[CatalogueItem]] = {}
-        # Rows of items that no answer may contain: the sum of _WITHDRAWN and _UNAVAILABLE.
+        # By row of an item that no answer may contain: the sum of _WITHDRAWN and _UNAVAILABLE.
         self._withheld: dict[int, int] = {}
         # The first description (Unix milliseconds) and the row of each item that the bundle lacks.
         self._new: list[tuple[int, int]] = []
@@ -136,7 +138,7 @@ class PopularItems(Listener):
             self._watched = {}
 
     def newest(self, since_ms: int, most: int) -> list[str]:
-        """Return the newest items that the bundle lacks, first described since `since_ms`, newest first."""
+        """Return items that the bundle lacks and that were first described since `since_ms`, newest first."""
         found: list[str] = []
         for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
@@ -231,7 +233,7 @@ class PopularItems(Listener):
         return [passing(one, _Rows(self.rows, self._attributes, rows, item_ids)) for one in which]
 
     def _first(self, wanted: ItemFilter, now: StreamCounts) -> Iterable[Entry]:
-        """Filter as `passing`, but item by item, since most answers need only a few."""
+        """Filter as `passing` does, but item by item, since most answers need only a few."""
         first: Iterable[Entry] = now.first
         if wanted.where:
             rows = np.fromiter((row for _, row, _, _ in now.first), np.int64, len(now.first))
@@ -270,8 +272,8 @@ class PopularItems(Listener):
         return _by_count(negatives, rows)
 
     def _behind(self, now: StreamCounts, allowed: Set[str]) -> Iterator[tuple[NegatedCounts, Indices]]:
-        """Yield the rows after the first items, by count. Rows without a stream count are those of the `allowed`
-        categories (empty: all).
+        """Yield the rows after the first items, by count. Rows without a stream count are only those of the
+        `allowed` categories (empty: all).
         """
         start, at = now.after
         for some in self._trained(allowed, start):
@@ -338,7 +340,7 @@ class _Rows:
 
 
 class _Choice:
-    """The chosen items. withheld: rows to leave out. limit: most per category; 0: none. total: sum of all counts."""
+    """The chosen items. withheld: rows to omit. limit: most per category; 0: no limit. total: sum of all counts."""
 
     def __init__(self, k: int, denied: Set[str], withheld: Container[int], limit: int, total: float) -> None:
         self.k, self.limit, self._denied, self._withheld, self._total = k, limit, denied, withheld, total

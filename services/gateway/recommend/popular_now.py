@@ -23,7 +23,7 @@ async def follow_popularity(
     every_s: float = EVERY_S,
     clock_ms: Callable[[], int] = now_ms,
 ) -> None:
-    """Apply popularity to `popular` until cancelled. read: returns that of each partition."""
+    """Apply popularity to `popular` until cancelled. read: returns each partition's popularity."""
 
     def take(partitions: Sequence[Popularity]) -> None:
         popular.take(faded_counts(partitions, clock_ms()))

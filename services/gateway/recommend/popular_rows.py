@@ -18,7 +18,7 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.rules.filters import Mask
 
-# The weight of a training interaction; a stream interaction has 1 (decision 057).
+# The weight of a training interaction; a stream interaction has weight 1 (decision 057).
 TRAINING_COUNTS = 0.03
 
 Rows = npt.NDArray[np.int32]
@@ -46,7 +46,7 @@ class StreamCounts:
 
     @classmethod
     def of(cls, live: Mapping[int, float], trained: NegatedCounts) -> "StreamCounts":
-        """Add the stream's counts `live`, by ascending row, to `trained` (m,), the rows' negatives without it."""
+        """Add the stream's counts `live`, by ascending row, to `trained` (m,), the rows' negatives without stream."""
         rows = np.fromiter(live, np.int64, len(live))
         counts = np.fromiter(live.values(), np.float64, len(live))
         order = np.lexsort((rows, trained - counts))
@@ -76,17 +76,17 @@ class ItemRows:
         by_popularity: ByPopularity | None = None,
         titles: Sequence[str] = (),
     ) -> None:
-        """titles: () without titles."""
+        """titles: () if the bundle has none."""
         self._ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self.categories = Categories.of(categories)
         self._codes = {name: code for code, name in enumerate(self.categories.names)}
         by_popularity = by_popularity or ByPopularity.of(self._ids.strings, counts)
         # order: the item index of each row. rank: the row of each item.
         self.order, self.rank = by_popularity.rows, by_popularity.rank
-        # By row: categories of new items and of changed bundle items; which bundle items changed.
+        # By row: categories of new items and of changed bundle items, and which bundle items changed.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
-        # By item id: other titles than the bundle's. By row: which bundle items have one.
+        # By item id: titles that differ from the bundle's. By row: which bundle items have such a title.
         self._titles, self._retitled = Strings.of(titles or [""] * len(self._ids)), dict[str, str]()
         self._is_retitled = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []
@@ -105,7 +105,7 @@ class ItemRows:
         return int(self.rank[bundled]) if bundled >= 0 else self._new_rows.get(item_id, -1)
 
     def put(self, row: int, item_id: str, names: tuple[str, ...], title: str = "") -> tuple[str, ...]:
-        """Set a row's categories, also a new row's; return the old ones. title: "" leaves the known one."""
+        """Set the categories of a row, which may be new; return the old ones. title: "" keeps the known title."""
         is_bundled = row < len(self.order)
         bundled = self.categories[int(self.order[row])] if is_bundled else ()
         before = self.described.get(row, bundled)
@@ -125,7 +125,7 @@ class ItemRows:
             if is_bundled:
                 self._is_retitled[row] = not is_same
         if row == len(self):
-            self._new_ids.append(item_id)  # after its texts: other threads read all rows below len(self)
+            self._new_ids.append(item_id)  # after its texts, because other threads read all rows below len(self)
             self._new_rows[item_id] = row
         return before
 

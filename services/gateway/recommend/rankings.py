@@ -1,8 +1,9 @@
 """Rank items by the user's state; without a state, return popular items.
 
-Candidates find the k best. With words, rules or limits, the reranker chooses from a pool (fallback: the first stage's
-order, with limits, caps and pins applied here). Items of a boost or a pin may be outside the pool, so they get a
-separate search, whose bound limits the boosted scores of omitted items (`algorithms.rules.ranking_rules`).
+Candidates find the k best. With words, rules or limits, the reranker chooses from a pool. If it fails, the answer
+has the first stage's order, with limits, caps and pins applied here. Items of a boost or a pin may be outside the pool,
+so they get a separate search, whose bound limits the boosted scores of omitted items
+(`algorithms.rules.ranking_rules`).
 
 Without a pool, popular items score more while the user has few items (decision 057): an item of count n scores
 BOOST_WEIGHT * tau * ln(n / n_200) more, where n_200 is the 200th item's count. The answer's certificate is the weaker
@@ -43,7 +44,7 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
             allowed = tuple(item_id for item_id in allowed if item_id in there)
             if not allowed:
                 return None
-        # An item needs a category of each list. The filter has the rule's; the reranker applies the request's.
+        # An item needs a category of each list. The filter has the rule's list; the reranker applies the request's.
         categories = which.allow_categories or wanted.allow_categories
         where = (*wanted.where, *which.where)
         return replace(wanted, allow_item_ids=allowed, allow_categories=categories, where=where)
@@ -142,7 +143,10 @@ def within_rules(
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """Return the bound with boosts. With votes, scores contain similarity * model_share: boosts are divided by it."""
+    """Return the bound with boosts.
+
+    With votes, scores contain similarity * model_share, so boosts are divided by model_share.
+    """
     if not boosts or pool.bound is None:
         return pool.bound
     share = pool.model_share if pool.votes else 1.0
@@ -157,14 +161,14 @@ MAX_POOL = 10_000
 MAX_WIDENINGS = 8
 # Items requested of each text source, at least k.
 WORDS_DEPTH = 100
-# In units of tau, the scale of scores.
+# The weight is in units of tau, the scale of scores.
 BOOST_WEIGHT = 2.0
 MAX_BOOSTED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rankings:
-    """Ranks. cold_items: users with fewer items get boosts of popular items."""
+    """Ranks items. cold_items: users with fewer items get boosts of popular items."""
 
     stages: Stages
     text: TextRetrieval
@@ -222,7 +226,7 @@ class Rankings:
             query.query,
             k=min(MAX_K, max(WORDS_DEPTH, query.k)),
             filter=without_seen(query.filter, work.seen.item_ids),
-            # The pool must still be ranked.
+            # This leaves time to rank the pool.
             left_s=(work.left_s - self.stages.limits.answer_reserve_s) * 2 / 3,
         )
         if any(answer.failed for answer in answers):
@@ -269,7 +273,7 @@ class Rankings:
             longer = await self.stages.rerank(work, state, _joined(joined, by_words), asked)
             if longer is None or len(joined.item_ids) > MAX_POOL:
                 break
-            # A pool under the request's own filter has a bound for it.
+            # Only a pool under the request's own filter has a bound for the whole filter.
             is_narrowed = beside != query.filter
             ranking = replace(longer, certificate=of_both(longer, ranking)) if is_narrowed else longer
             pool, wanted = joined, beside
@@ -295,7 +299,7 @@ class Rankings:
 
 
 def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
-    """Append items found by words, with vote 0: the pool has every item with votes. Its bound stays valid."""
+    """Append items found by words, with vote 0, since all items with votes are in the pool. The bound stays valid."""
     there = set(pool.item_ids)
     joining = [item_id for item_id in by_words if item_id not in there][: max(0, MAX_POOL - len(there))]
     if not joining:
@@ -308,7 +312,7 @@ def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
 
 
 def boosts(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
-    """Return the boosts of popular items. Their scores are shares."""
+    """Return the boosts of popular items, whose scores are shares of all counts."""
     counted = [item for item in popular if item.score > 0]
     if not counted:
         return {}
@@ -317,7 +321,7 @@ def boosts(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
 
 
 def with_boosts(found: Ranking, among: Ranking, boost: Mapping[str, float], k: int) -> Ranking:
-    """Return the k best by boosted scores. found: the k best of all. among: all boosted ones."""
+    """Return the k best by boosted scores. found: the k best of all items. among: all boosted items."""
     own = {item.item_id for item in found.items}
     items = [*found.items, *(item for item in among.items if item.item_id not in own)]
 

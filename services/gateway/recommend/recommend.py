@@ -1,7 +1,8 @@
 """Recommend: find the user's state, search, rerank if rules need it.
 
-A history in the request is encoded. Without one, the state is a stored one of the user's whole history, else one
-encoded now from the stored history, else an older stored one. It is as fresh as the request's token if possible.
+A history in the request is encoded. Without one, the state is the stored state if it reflects the user's whole
+history, else one encoded now from the stored history, else the older stored state. If possible, it is as fresh as the
+request's token.
 
 After a failure the next fallback (`rankings`) answers, and the answer is marked. Beyond the concurrency limit, the
 answer is popular items. Only a bad request, an exceeded deadline or a further page can fail.
@@ -161,8 +162,8 @@ class RequestStates:
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
-        """Wait as `TokenWaits.wait`, then read again. Do not wait after the token's epoch, or while the log is
-        unreachable, since nothing new is applied.
+        """Wait as `TokenWaits.wait`, then read again. Do not wait if the token's epoch has ended or the log
+        is unreachable, since waiting would not help.
         """
         began = time.monotonic()
         until = work.deadline - self.stages.limits.token_reserve_s
@@ -181,7 +182,7 @@ def token_failed(work: Work[RecommendQuery]) -> None:
 
 
 def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None:
-    """Mark the token as not honoured if this state, which is older than the watermark, does not reach it."""
+    """Mark the token as not honoured if this state, which is older than the watermark, does not reach the token."""
     token = work.query.token
     if token is None:
         return
@@ -190,7 +191,7 @@ def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None
 
 
 def with_arms(query: RecommendQuery) -> RecommendQuery:
-    """Return the query with its arms' rules, and their settings where it has none of its own."""
+    """Return the query with its arms' rules, and with their settings that the query itself lacks."""
     arms = [one.arm for one in query.assignments if one.arm is not None and one.arm.has_settings]
     if not arms:
         return query
@@ -252,7 +253,7 @@ class Recommend:
         return answer
 
     async def _ranked(self, work: Work[RecommendQuery], asked_ms: int) -> tuple[Ranking, FoundState]:
-        """Return the ranking and its state, an empty one for popular items."""
+        """Return the ranking and its state, which is empty for popular items."""
         query, slot = work.query, admission.current.get()
         at_ms = asked_ms if query.as_of_ms is None else query.as_of_ms
         found = FoundState()

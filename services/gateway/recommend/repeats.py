@@ -1,7 +1,8 @@
 """A user's recent exposures: items to leave out, and discounts of scores by impressions.
 
-A discount halves with each half-life. The order stays exact: with |S| discounted items, the K best of the K + |S| best
-are the K best of the catalogue, since at least K of them have no discount, and all omitted items score below these.
+A discount halves with each half-life. The order stays exact. With |S| discounted items, a search returns the K + |S|
+best. At least K of these have no discount, and omitted items score below those K, so no omitted item is among the K
+best.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from services.gateway.domain import NotAgain, Ranking
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
 ANSWERS_TTL_S = 24 * 3600
 MAX_IMPRESSIONS = 100
-# A user's most discounted items; a search returns one more item for each.
+# Limit of discounted items per user. For each, a search returns one more item.
 MAX_DISCOUNTED = 1_000
 # After so many half-lives, less than a thousandth of a discount is left.
 TTL_HALF_LIVES = 10
@@ -41,7 +42,7 @@ def not_again(entries: Sequence[bytes], asked: NotAgain, now_ms: int) -> list[st
 def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half_life_s: float) -> dict[str, float]:
     """Return each item's discount: discount · Σ 2^(-age / half-life). entries: newest first."""
     found: Counter[str] = Counter()
-    # A repeated impression has an equal entry.
+    # A repeated impression has an equal entry and counts once.
     for shown_ms, item_ids in map(_unpacked, dict.fromkeys(entries)):
         if len(found) >= MAX_DISCOUNTED:
             break

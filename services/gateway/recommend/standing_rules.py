@@ -1,4 +1,4 @@
-"""Rules for many requests: the operator's, and those of experiments' arms."""
+"""Rules for many requests: the operator's rules, and the rules of experiments' arms."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ log = structlog.get_logger()
 
 
 class LiveRules:
-    """The standing rules of a version set. whole: the rules of the last PutRules, or of the file until then. now: those
-    that the model's attributes allow. problems: why the others are left out.
+    """The standing rules of a version set. whole: the rules of the last PutRules, or of the file until then. now: the
+    rules that the model's attributes allow. problems: why the other rules are left out.
     """
 
     def __init__(self, kinds: Kinds, of_file: Sequence[Rule] = ()) -> None:

@@ -19,7 +19,7 @@ class _Waiter:
 
 
 class TokenWaits:
-    """Waits in one event loop. read: returns a user with the partition's watermark; None if the store fails."""
+    """Waits in one event loop. read: returns a user's view with the partition's watermark; None if the store fails."""
 
     def __init__(self, read: Callable[[str, int], Awaitable[UserView | None]], *, poll_s: float) -> None:
         self._read, self._poll_s = read, poll_s

@@ -64,8 +64,8 @@ class SetReport:
 
 @dataclass(eq=False, kw_only=True)
 class Routes:
-    """Routes. own: the settings' set. open_set: opens another set. check: raises InvalidRequest for an experiment that
-    the own model cannot apply.
+    """Routes requests. own: the set of the settings. open_set: opens another set. check: raises InvalidRequest for an
+    experiment that the own set's model cannot apply.
     """
 
     own: ServedSet
@@ -73,7 +73,7 @@ class Routes:
     check: Callable[[Experiment], None] = lambda one: None
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
-    # Experiments: those applied here, all recorded ones, and by name why an experiment is left out.
+    # experiments: the ones applied here. recorded: all. left_out: by name, why an experiment is not applied.
     experiments: Experiments = field(default_factory=Experiments, init=False)
     recorded: Experiments = field(default_factory=Experiments, init=False)
     left_out: dict[str, str] = field(default_factory=dict, init=False)
@@ -151,7 +151,7 @@ class Routes:
     async def interleaved(
         self, query: RecommendQuery, mixed: Assignment, default: ServedSet
     ) -> tuple[ServedSet, Recommendation]:
-        """Return the first arm's set, and its answer with items drafted from both arms' answers; it has no certificate.
+        """Return the first arm's set, and its answer with items drafted from both arms' answers, without certificate.
 
         Raises: as `Recommend`.
         """
@@ -209,7 +209,7 @@ class Routes:
                     problems[name] = str(exc)
                     log.error("version_set_not_held", set=name, reason=str(exc))
         gone = [one for one in self._sets.values() if one is not self.own and one not in served.values()]
-        # Without `await` in between, so that a request sees one record.
+        # This must not `await`, so that a request sees one record.
         self._sets, self._problems, self.sets = served, problems, sets
         if self.standing is not None:
             self.apply_rules(self.standing)

@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 # A shadow uses spare capacity only.
 MAX_UNDER_WAY = 2
-# Limits: users whose next interaction is awaited, and stored latencies.
+# Most users whose next interaction is awaited, and most stored latencies.
 MAX_WAITING, MAX_TIMES = 10_000, 2_000
 
 
@@ -44,7 +44,7 @@ class ShadowReport:
 
 
 class Shadow:
-    """Calls `ask` for a share of requests. For one event loop."""
+    """Calls `ask` for a share of one event loop's requests."""
 
     def __init__(
         self,

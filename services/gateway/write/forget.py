@@ -2,7 +2,7 @@
 
 Processes that are unavailable now apply the record later. The gateway itself has no user data. The report names which
 data remain, where, and until when. It states the retention that Freshet defines for a topic; an operator may have
-changed the topic's.
+changed it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from services.platform.stream.topic import Topic
 from services.platform.validation import validate_id
 from services.user_state.values import now_ms
 
-# Topic -> a user's data after a forget; every topic is here or in `WITHOUT_USER_DATA`.
+# By topic: user data that remain after ForgetUser. Every topic is here or in `WITHOUT_USER_DATA`.
 WITH_USER_DATA: Mapping[str, str] = {
     INTERACTIONS: "the user's records with the user id; every reading skips them, rebuilds and imports included",
     ATTRIBUTIONS: "the user's interactions and query states under a pseudonym; every reading skips them",
@@ -103,7 +103,7 @@ _SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
-    """The report. found, left: known counts by kind of data, before and after. is_applied: whether every process has
+    """The report. found, left: known counts by kind of data, before and after it. is_applied: whether every process has
     applied the forget. remains: sentences that name remaining data and their end.
     """
 
@@ -157,7 +157,7 @@ class ForgetUser:
     append_timeout_s: float = 1.5
 
     async def __call__(self, user_id: str, *, preview: bool) -> ForgetReport:
-        """Forget a user; preview: only report.
+        """Forget a user. preview: whether only to report.
 
         Raises: InvalidRequest; DependencyUnavailable with a retry hint if the record was not acknowledged (it may be
         written), or the encoder does not answer a preview.

@@ -1,6 +1,6 @@
-"""PutRules, ChangeVersionSet and ChangeExperiment: an operator's change, written to its topic.
+"""Handle PutRules, ChangeVersionSet and ChangeExperiment: write an operator's change to its topic.
 
-The conditions are those of `freshet rules`, `freshet model` and `freshet experiments`.
+The conditions are the same as in `freshet rules`, `freshet model` and `freshet experiments`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _APPLIED_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operate(Generic[S]):
-    """Writes to one topic. initial: returns the first state, or raises. applied: returns this gateway's revision."""
+    """Writes to one topic. initial: returns the first state, or raises. applied: returns the revision in use here."""
 
     control: Control[S]
     initial: Callable[[], S]
@@ -37,7 +37,7 @@ class Operate(Generic[S]):
     async def __call__(self, expected_revision: int, change: Callable[[S], S], operation: str) -> tuple[int, bool]:
         """Write a change; return the new revision, and whether this gateway applies it.
 
-        Raises: Conflict with the current revision; as `change` and `Control.write`.
+        Raises: Conflict with the current revision; errors of `change` and `Control.write`.
         """
         revision = await asyncio.to_thread(self._written, expected_revision, change, operation)
         until = time.monotonic() + _APPLIED_S
@@ -74,7 +74,7 @@ class ChangeVersionSet:
     measure: Callable[[str], Awaitable[Warmth]]
 
     async def __call__(self, number: int, name: str, share: float, expected_revision: int) -> tuple[int, bool]:
-        """Apply the change; return as `Operate`.
+        """Apply the change; return what `Operate` returns.
 
         Raises: InvalidRequest; NotFound; PreconditionFailed with what is missing; as `Operate`.
         """
@@ -122,7 +122,7 @@ class ChangeExperiment:
     operate: Operate[Experiments]
 
     async def create(self, new: Experiment, expected_revision: int) -> tuple[int, bool]:
-        """Add an experiment; return as `Operate`.
+        """Add an experiment; return what `Operate` returns.
 
         Raises: InvalidRequest; NotFound for an unknown version set; PreconditionFailed; as `Operate`.
         """
@@ -135,7 +135,7 @@ class ChangeExperiment:
         return await self.operate(expected_revision, lambda all_: all_.created(salted), f"create {new.name}")
 
     async def __call__(self, step: str, name: str, expected_revision: int) -> tuple[int, bool]:
-        """Start, stop or remove an experiment; return as `Operate`. step: "start", "stop" or "remove".
+        """Start, stop or remove an experiment; return what `Operate` returns. step: "start", "stop" or "remove".
 
         Raises: InvalidRequest; NotFound; PreconditionFailed; as `Operate`.
         """

@@ -42,7 +42,7 @@ MAX_STREAM = 100_000
 MAX_IN_FLIGHT = 256
 RETRY_AFTER_MS = 500
 _ANSWER_RESERVE_S = 0.05
-# A healthy stream acknowledges in milliseconds, so a timeout of at least this length counts as its failure.
+# A healthy stream acknowledges in milliseconds, so a time-out of at least this length is the stream's failure.
 _PATIENCE_S = 0.4
 _EPOCH_S = 0.5
 
@@ -50,7 +50,7 @@ _EPOCH_S = 0.5
 def write_timeout_s(limit_s: float, what: str) -> float:
     """Return the time limit of a write: at most `limit_s`, and less than the caller's deadline.
 
-    Raises: DeadlineExceeded with too little time left to write `what`.
+    Raises: DeadlineExceeded if too little time is left to write `what`.
     """
     remaining = request_context.remaining_seconds()
     timeout_s = limit_s if remaining is None else min(limit_s, remaining - _ANSWER_RESERVE_S)
@@ -69,7 +69,7 @@ class EpochCache:
         self._reading: asyncio.Task[None] | None = None
 
     async def current(self) -> str:
-        """Return the last known epoch, "" before any. Does not fail: writes do not need Redis."""
+        """Return the last known epoch, "" if none is known. This does not fail: writes do not need Redis."""
         if self._read_at is not None and time.monotonic() - self._read_at < _EPOCH_S:
             return self._epoch
         if self._reading is None:
@@ -144,7 +144,7 @@ class RecordInteractions:
                 self._metrics.component_failed("sessions")
 
     async def stream(self, interactions: AsyncIterator[Interaction]) -> list[Receipt]:
-        """Write a client stream: each interaction on arrival; all receipts at the end.
+        """Write each interaction of a client stream on arrival; return all receipts at the end.
 
         Raises: as `__call__`, with the number of messages written before.
         """

@@ -1,4 +1,4 @@
-"""The text bundle's parts for the sources, and query encoders over its graphs, with ONNX Runtime in this process.
+"""Open the text bundle's parts for the sources, and encode queries with its graphs in ONNX Runtime in this process.
 Encoders are thread-safe.
 
 Letters: B queries.
@@ -87,8 +87,8 @@ class InProcessText:
 
 
 class SharedText:
-    """A graph with one output per model. The first caller encodes a text; callers for other outputs get its result.
-    remembered: how many texts are cached.
+    """A graph with one output per model. The first call for a text computes all outputs; calls for other outputs get
+    them from the cache. remembered: how many texts are cached.
     """
 
     def __init__(self, graph: InProcessText, *, remembered: int = 64) -> None:
@@ -160,7 +160,7 @@ _EMPTY_TOKENS = 2
 
 
 def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
-    """Return the bundle; or None and the reason. A damaged bundle is logged as an error."""
+    """Return the bundle, or None with the reason. A damaged bundle is logged as an error."""
     if not (path / MANIFEST).exists():
         return None, f"there is no text bundle at {path}; freshet train-text makes one"
     try:
@@ -212,8 +212,8 @@ class Graph:
 
 
 def queries_of(bundle: TextBundle, part: str) -> tuple[Queries, Graph]:
-    """Return the queries of a part (`TEXT_MOL` or `PHRASES`), and its graph: int8 if this processor has VNNI, else
-    float32 (decision 022). Raises: BundleError without that part.
+    """Return the query tokenizer of a part (`TEXT_MOL` or `PHRASES`), and the part's graph: int8 if this processor has
+    VNNI, else float32 (decision 022). Raises: BundleError without that part.
     """
     model, whole = (bundle.text_mol, TEXT_ENCODER) if part == TEXT_MOL else (bundle.phrases, PHRASE_ENCODER)
     queries = Queries(bundle.word_pieces, model.max_tokens)

@@ -63,7 +63,7 @@ class ItemTable:
         self._texts = Strings.of(texts)
         described = ids.find(list(self._documents))
         others = np.setdiff1d(np.arange(len(ids)), described)
-        # The model bundle's item in each row (-1: none), and each item's row.
+        # The index of each row's item in the model bundle, or -1, and each bundle item's row.
         self._bundled = np.concatenate([described, others]).astype(np.int32)
         here = np.flatnonzero(self._bundled >= 0)
         self._row = np.empty(len(ids), np.int32)
@@ -103,7 +103,7 @@ class ItemTable:
         return len(self._is_served)
 
     def named(self, item_ids: Sequence[str]) -> Mask:
-        """Part of `rules.filters.Filterable`, as the next two methods."""
+        """Like the next two methods, part of `rules.filters.Filterable`."""
         return self._mask(self._known(item_ids))
 
     def of_categories(self, names: Sequence[str]) -> Mask:

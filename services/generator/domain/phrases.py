@@ -55,7 +55,7 @@ class Phrases:
         return len(self._vocabulary)
 
     def find(self, asked: Sequence[Asked]) -> list[Scored]:
-        """Return the k items of the best identifiers, each with its best identifier; none for a query without words."""
+        """Return the k items with the best identifiers, each with its best one; nothing for a query without words."""
         outputs, has_words = self._encode_all([one.query for one in asked])
         return [
             self._find(one, x if words else None)

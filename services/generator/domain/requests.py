@@ -13,7 +13,7 @@ MAX_K = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """One query in words. filter: has no seen items, since the query has no user."""
+    """One query in words. filter: excludes no seen items, since the query has no user."""
 
     query: str
     k: int
@@ -30,7 +30,7 @@ class Scored:
 
 
 class TextSource(Protocol):
-    """Finds items by words. `find` runs in one worker thread, changes come from others."""
+    """Finds items by words. `find` runs in one worker thread; other threads apply changes."""
 
     @property
     def num_documents(self) -> int:

@@ -1,5 +1,6 @@
-"""The lexical source (BM25 over titles, categories and documents, which finds new items at once), all loaded sources,
-and why others are not loaded.
+"""The lexical source, and the table of all sources.
+
+The lexical source is BM25 over titles, categories and documents; it finds new items at once.
 """
 
 from collections.abc import Mapping, Sequence

@@ -35,8 +35,8 @@ MAX_REMEMBERED = 65_536
 
 
 class TextMol:
-    """Answers queries while one thread applies clicks and another descriptions. base: the text bundle's documents with
-    states.
+    """Answers queries while one thread applies clicks and another applies descriptions. base: the text bundle's
+    documents with their states.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class TextMol:
 
 
 def _click(record: SearchClick) -> Click:
-    # The broker's time: producers' clocks do not matter here.
+    # The click's time is the broker's, so producers' clocks do not matter.
     return Click(
         (record.partition, record.offset),
         record.query,

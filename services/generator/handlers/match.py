@@ -18,7 +18,7 @@ from services.platform.errors import (
 )
 from services.platform.threads import Batcher
 
-# Queries computed together; queries that may wait.
+# Most queries computed together, and most queries that wait.
 MAX_BATCH, MAX_QUEUE = 16, 256
 # A source's share of a call's time; the rest is for sending the answer.
 _SHARE = 0.9

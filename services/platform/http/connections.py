@@ -1,8 +1,8 @@
 """Connections of the JSON port with limits on header size, time for header and body, and idle time.
 
-uvicorn has them only with h11, which is half as fast as httptools. Above the limit per address, the oldest idle
-connection of that address is closed; above the limit of the port, that of the address with the most connections.
-Without an idle one, the new connection is closed.
+uvicorn has such limits only with h11, which is half as fast as httptools. If an address has too many connections, its
+oldest idle connection is closed. If the port has too many, the address with the most connections loses its oldest idle
+one. If that address has no idle connection, the new connection is closed.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_CONNECTIONS = 1024
-# The rest is for other addresses.
+# The other connections are for other addresses.
 MAX_OF_ADDRESS = 768
 MAX_HEADER_BYTES = 16 * 1024
 HEADER_S, BODY_S, IDLE_S = 10.0, 30.0, 60

@@ -1,6 +1,6 @@
-"""`GET /openapi.json`: the JSON port's OpenAPI document, from the services' descriptors.
+"""Answer `GET /openapi.json` with the JSON port's OpenAPI document, built from the services' descriptors.
 
-Schemas are Protobuf's JSON: camel case, 64-bit numbers as strings, enums by name, bytes in base64.
+The schemas follow Protobuf's JSON mapping: camel case, 64-bit numbers as strings, enums by name, bytes in base64.
 """
 
 import json
@@ -52,7 +52,7 @@ def document(services: Collection[ServiceDescriptor]) -> dict[str, Any]:
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        # {} is no API key: the gateway requires none on loopback.
+        # {} allows calls without an API key, because the gateway requires none on loopback.
         "security": [{"key": []}, {}],
         "components": {
             "schemas": dict(sorted(schemas.items())),
@@ -119,7 +119,7 @@ def _value(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 class Described:
-    """An ASGI application that answers a GET of PATH itself."""
+    """An ASGI application that answers GET and HEAD of PATH itself."""
 
     def __init__(self, application: Any, services: Collection[ServiceDescriptor]) -> None:
         self._application, self._services = application, services

@@ -13,7 +13,7 @@ _REQUEST_HEADERS = (
     "authorization, content-type, connect-protocol-version, connect-timeout-ms, freshet-priority, x-request-id"
 )
 _ANSWER_HEADERS = "retry-after-ms, x-request-id"
-# Chromium's maximum.
+# Chromium's longest preflight cache time.
 _PREFLIGHT_S = 7200
 
 

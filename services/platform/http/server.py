@@ -1,4 +1,4 @@
-"""Serve RPCs over HTTP: JSON or Protobuf in a POST to /<package>.<Service>/<Method> (Connect protocol).
+"""Serve RPCs over HTTP by the Connect protocol: a POST of JSON or Protobuf to /<package>.<Service>/<Method>.
 
 It shares handlers, guard and event loop with the gRPC server, so limits, keys, deadlines (`Connect-Timeout-Ms`),
 request ids and errors are the same. Streams need gRPC, because HTTP/1.1 cannot answer while it reads.
@@ -65,7 +65,7 @@ def _encoded(message: Message, *, is_json: bool) -> bytes:
 
 
 class _Call:
-    """The part of gRPC's context that guard and handlers use, for a call over HTTP."""
+    """Gives a call over HTTP the part of gRPC's context that guard and handlers use."""
 
     def __init__(self, context: RequestContext[Any, Any]) -> None:
         self._context = context
@@ -96,7 +96,7 @@ class _Application(ConnectASGIApplication[None]):
 
 
 class _Explained:
-    """Adds a text with the allowed values to the empty rejections of Connect."""
+    """Adds the allowed values to the rejections that Connect sends without a text."""
 
     def __init__(self, application: Any, paths: Collection[str], most: int) -> None:
         """most: the largest body in bytes. A longer one gets 413 instead of Connect's 429, which clients may retry."""
@@ -201,8 +201,8 @@ class HttpServer:
         knows_callers: bool,
         origins: Collection[str] = (),
     ) -> None:
-        """services: the implementations. port: 0 takes any free port. knows_callers: API keys are required; else only
-        calls to a loopback name are answered. origins: web origins that may call.
+        """services: the implementations. port: 0 takes any free port. knows_callers: whether API keys are required;
+        without keys only calls to a loopback name are answered. origins: web origins that may call.
         """
         self._settings, self.port = settings, port
         endpoints = {

@@ -18,16 +18,16 @@ from statistics import median
 from services.platform.errors import Overloaded
 
 _TOLERANCE = 2.0
-# Share of the limit for all callers; the rest is for those below their fair share.
+# Share of the limit for all callers; the rest is for callers below their fair share.
 _COMMON = 0.75
 _FIRST = 16
-# Up to this number, calls do not delay each other.
+# Up to this many concurrent calls do not delay each other.
 _UNHURRIED = 2
 _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
-# Factor in a window in which most calls yield.
+# Largest factor for the limit after a window in which most calls yield.
 _YIELD_FACTOR = 0.8
-# Weight of a window's latency in the unloaded latency.
+# Weight of a new window in the moving average of the unloaded latency.
 _LEARNED = 0.2
 _RETRY_AFTER_MS = 100
 # Longest wait of a call in the queue.
@@ -37,8 +37,8 @@ _PATIENCE_S = 0.5
 class Limit:
     """A concurrency limit, from `smallest` to `largest`; fixed if both are equal. Not thread-safe.
 
-    quick_s: a median latency up to this is never overload.
-    smallest_yielding: the minimum while calls yield; None: `smallest`.
+    quick_s: a median latency up to this never lowers the limit.
+    smallest_yielding: the minimum while calls yield; None means `smallest`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Limit:
         # The unloaded latency, and whether few calls ran when it was measured.
         self._unhurried_s: float | None = None
         self._is_sure = False
-        # Of this window: latencies, yielding calls, peak of concurrent calls.
+        # This window's latencies, number of yielding calls, and peak of concurrent calls.
         self._taken_s: list[float] = []
         self._num_yielding = 0
         self._peak = 0
@@ -89,17 +89,17 @@ class Limit:
             return
         # The limit grows only if at least half of it was used in the window.
         headroom = sqrt(self.value) if 2 * self._peak >= self.value else 0.0
-        # After yielding, it returns to the minimum by its normal growth.
+        # If yielding calls put the limit below `smallest`, it returns there by its normal growth.
         least = min(self._smallest, self.value + sqrt(self.value))
         self.value = max(least, min(self._largest, gradient * self.value + headroom))
 
 
 class Admission:
-    """One class of calls. Not thread-safe.
+    """Admits the calls of one class. Not thread-safe.
 
-    smallest, largest, quick_s, smallest_yielding: see `Limit`. per_caller: calls in flight of one caller.
-    surplus: calls beyond the limit that may begin with a cheaper answer (`Slot.is_surplus`).
-    queue: calls that may wait in `admit`.
+    smallest, largest, quick_s, smallest_yielding: see `Limit`. per_caller: most calls in flight of one caller.
+    surplus: how many calls beyond the limit may begin; they need a cheaper answer (`Slot.is_surplus`).
+    queue: how many calls may wait in `admit`.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Admission:
     async def admit(self, caller: str, *, is_background: bool = False) -> "Slot":
         """Like `enter`, but wait up to `_PATIENCE_S`.
 
-        If the queue is full, the newest call of the caller with most waiting calls is rejected. Raises: Overloaded.
+        If the queue is full, the caller with the most waiting calls loses its newest one. Raises: Overloaded.
         """
         try:
             return self.enter(caller, is_background=is_background)
@@ -204,9 +204,9 @@ class Admission:
 
 
 class Slot:
-    """An admitted call. is_surplus: beyond the limit; it needs a cheap answer without waiting.
+    """An admitted call. is_surplus: it is beyond the limit and needs a cheap answer without waiting.
 
-    yields: other work has priority (`yield_to_others`).
+    yields: it reported that other work has priority (`yield_to_others`).
     """
 
     __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus", "yields")

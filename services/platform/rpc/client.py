@@ -81,10 +81,11 @@ def channel(
 ) -> grpc.aio.Channel:
     """Return a lazy channel to host:port, or to IP addresses with ports, separated by commas.
 
-    Calls go round-robin to the addresses. If `service` is set, addresses must report the health service `health`
-    (default `service`) as SERVING. An UNAVAILABLE call of `service` is retried once, so its calls must be idempotent.
+    Calls go round-robin to the addresses. If `service` is set, only addresses that report the health service `health`
+    (default `service`) as SERVING get calls. An UNAVAILABLE call of `service` is retried once, so its methods must be
+    idempotent.
 
-    shares: reuse this process's connection. tls: None is plaintext.
+    shares: reuse this process's connection to the address. tls: None means plaintext.
     """
     options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service, health or service))]
     if not shares:
@@ -136,7 +137,7 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
-    """Return the FreshetError of the call's status. A status without one means that `peer` is broken."""
+    """Return the FreshetError for the call's status. A status without a FreshetError means that `peer` is broken."""
     return _translated(exc.code(), exc.details(), peer)
 
 

@@ -1,8 +1,8 @@
-"""The one interceptor of every RPC, since each interceptor slows every call.
+"""The interceptor of every RPC. There is only one, since each interceptor slows every call.
 
-It binds request id and deadline, maps the error tree to status codes, and counts calls. It rejects unknown callers
-before it reads their requests, and late calls and calls beyond the limit before it parses theirs. Any other exception
-is logged with its stack, and the caller gets a neutral text. Health and reflection are not guarded.
+It binds request id and deadline, maps FreshetErrors to status codes, and counts calls. It rejects unknown callers
+before it reads their requests, and late calls and calls beyond the limit before it parses their requests. It logs any
+other exception with its stack, and the caller gets a neutral text. Health and reflection are not guarded.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ class Door(Protocol):
 class Body:
     """A request's bytes, which the parser removes.
 
-    The exception and frames of a failed call refer to each other until garbage collection; they should not retain
-    megabytes.
+    The exception and frames of a failed call refer to each other until garbage collection; without `take` they would
+    retain megabytes.
     """
 
     __slots__ = ("_data", "is_json")
@@ -107,8 +107,8 @@ class RpcMetrics:
 class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps each handler once.
 
-    max_in_flight: calls of all methods without an entry in `admissions`. idle_s: how long a stream may be idle.
-    limits: for repeated fields, where they differ from `LIMITS`.
+    max_in_flight: most calls in flight of all methods that have no entry in `admissions`. idle_s: how long a stream may
+    be idle. limits: limits of repeated fields that replace those in `LIMITS`.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler if path.startswith(UNGUARDED) else self._wrap(handler, path)
 
     def _refusing(self, path: str) -> grpc.RpcMethodHandler:
-        """Return a handler for unknown callers. It takes a stream: gRPC reads its messages only on request."""
+        """Return a handler that rejects unknown callers. It takes a stream, which gRPC reads only on request."""
 
         async def refuse(_: Any, context: Any) -> Any:
             async with _Guard(self, path.rpartition("/")[2], context):
@@ -209,7 +209,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 class _Guard:
-    """Rejects a call or binds its context on entry; maps its error and counts it on exit."""
+    """Rejects a call or binds the call's context on entry; maps the error and counts the call on exit."""
 
     __slots__ = ("_context", "_ended", "_guards", "_method", "_slot", "_started")
 
@@ -222,7 +222,7 @@ class _Guard:
 
     async def __aenter__(self) -> None:
         guards = self._guards
-        # Each call has its own task: nothing to reset.
+        # Each call has its own task, so the context variables need no reset.
         request_id, is_background = _status_of(self._context)
         request_context.request_id.set(request_id)
         if guards.door is not None:
@@ -284,7 +284,7 @@ class _Guard:
         log.debug("rpc_refused", method=self._method, status=exc.status.name, message=exc.message)
         metadata = [(request_context.REQUEST_ID_HEADER, request_context.request_id.get())]
         if exc.retry_after_ms is not None:
-            # The second one is gRPC's own, for retry policies.
+            # gRPC's retry policies read the second name.
             metadata += [(name, str(exc.retry_after_ms)) for name in ("retry-after-ms", "grpc-retry-pushback-ms")]
         await self._context.abort(exc.status, exc.message, tuple(metadata))
 

@@ -13,15 +13,16 @@ from google.protobuf.message import DecodeError
 
 from services.platform.errors import InvalidRequest
 
-# A smaller Protobuf request is not counted: its entries take 25 ms to build at most. Counting takes 3.3 µs an
-# interaction, a third of the gateway's cost of recording 50.
+# Entries of a smaller Protobuf request are not counted, because it is built in 25 ms at most. Counting takes 3.3 µs an
+# interaction, a third of what the gateway needs to record 50 interactions.
 UNCOUNTED_BYTES = 4096
-# Fields in a request; the largest allowed one has 120,000.
+# Most fields of a request; the largest request that `LIMITS` allow has 120,000.
 MAX_FIELDS = 200_000
 _IDS = 50_000
 
-# Most entries of "Message.field" in one message, of "*Message.field" in a whole request. The limits apply between
-# processes: the gateway adds seen items, answered items, standing rules. `OF_CLIENTS` has clients' lower limits.
+# Most entries: "Message.field" counts them in one message, "*Message.field" in a whole request. The limits apply
+# between processes, because the gateway adds seen items, answered items and standing rules. `OF_CLIENTS` has lower
+# limits for clients.
 LIMITS: Mapping[str, int] = {
     "Arm.rules": 8,
     "AttributeCondition.values": 1000,
@@ -78,8 +79,8 @@ _WIDTHS = {FieldDescriptor.CPPTYPE_DOUBLE: 8, FieldDescriptor.CPPTYPE_FLOAT: 4}
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A counted field. most: allowed entries in one message. in_all: in a request. packed: bytes of a packed entry,
-    else 0. inner: counts inside an entry.
+    """A counted field. most: allowed entries in one message. in_all: allowed entries in a request. packed: bytes of a
+    packed entry, or 0. inner: limits inside an entry.
     """
 
     name: str
@@ -188,7 +189,10 @@ class RequestCounts:
 
 
 def _check(field: _Field, path: str, name: str, found: int, more: int, in_all: Counter[str]) -> None:
-    """Raise InvalidRequest for too many entries. found: in one message. more: the last of them, not yet in `in_all`."""
+    """Raise InvalidRequest for too many entries.
+
+    found: number of entries in one message. more: how many of them are not yet in `in_all`.
+    """
     if found > field.most:
         allowed = f"at most {field.most} entries" if field.most > 1 else "once"
         raise InvalidRequest.of(f"{path}{name}", f"{found} entries or more", allowed)

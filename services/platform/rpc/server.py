@@ -68,14 +68,14 @@ class HealthState:
         self, *, ready: bool = False, look_every_s: float = 1.0, check: Callable[[], str] | None = None
     ) -> None:
         """check: returns why the process must not accept work, or ""."""
-        # Set by the process, and found by checks.
+        # The reason set by the process, and the reason found by checks.
         self._own_reason, self._found = "" if ready else _STARTING, ""
         self.is_draining = False
         self._look_every_s = look_every_s
         self._loops: dict[str, TurnClock] = {}
         self._check = check
         self.services: list[str] = [""]
-        # Further names; whether the process still serves under them.
+        # Names of `serve_as`, and whether the process still serves under each.
         self._names: dict[str, bool] = {}
         self._servicer: health.aio.HealthServicer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -125,7 +125,7 @@ class HealthState:
         return [*self.services, *self._names]
 
     async def drain(self) -> None:
-        """Become not ready for good."""
+        """Become not ready until the process ends."""
         self.is_draining = True
         if self._looking is not None:
             self._looking.cancel()
@@ -196,8 +196,8 @@ class _ReflectionPool:
 class RpcServer:
     """A guarded grpc.aio server with health and reflection.
 
-    health_state: without it, the server is ready at once. door: authorises calls; None allows all.
-    admissions: by method; other methods share the limit of `settings`. max_request_bytes: larger requests are rejected
+    health_state: None makes the server ready at once. door: authorises calls; None allows all calls.
+    admissions: by method; other methods share the limit in `settings`. max_request_bytes: larger requests are rejected
     unread. limits: see `CallGuards`. told: called at each call's end with method, status and seconds.
     """
 

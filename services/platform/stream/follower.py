@@ -1,7 +1,7 @@
-"""The loop of every thread that follows topics, and what it does with a record that makes it fail.
+"""The loop of every thread that follows topics, and its handling of records that make it fail.
 
-The loop logs a failed turn once, waits and repeats it; after two failures in a row it calls `on_stall`. Other threads
-read its `TurnClock`, because a loop that hangs exports no metric.
+A turn is one pass of the loop. The loop logs a failed turn once, waits and repeats it; after two failures in a row it
+calls `on_stall`. Other threads read the loop's `TurnClock`, because a loop that hangs exports no metric.
 
 A poison record fails alone and always, because of its content; the loop may set it aside. After other failures (memory,
 a disk, a model, another version's process) the loop waits, which loses nothing.
@@ -33,7 +33,8 @@ NEIGHBOURS = 8
 # Largest share of neighbours that may fail alone, because records of one bad producer can be neighbours. If more fail,
 # the process or the model is the cause.
 MAX_FAILING_NEIGHBOURS = 0.25
-# Largest share of the last `WINDOW` records to set aside (`FEW` in any case); beyond it the loop waits for an operator.
+# Largest share of the last `WINDOW` records to set aside; `FEW` are always allowed. Above it the loop waits for an
+# operator.
 # Real data has fewer than one bad record in a thousand; a broken process fails at whole kinds of records.
 MAX_POISON_SHARE = 0.01
 FEW = 3
@@ -58,7 +59,7 @@ class Due:
 
 
 class TurnClock:
-    """The times of a loop's last turns. One thread writes it, any may read. clock: returns monotonic seconds."""
+    """The times of a loop's last turns. One thread writes, any thread may read. clock: returns monotonic seconds."""
 
     def __init__(self, *, stuck_s: float = STUCK_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stuck_s, self._clock = stuck_s, clock
@@ -85,7 +86,10 @@ class TurnClock:
 
 
 def depends_on_record(exc: BaseException) -> bool:
-    """Return whether a record can cause the error: not one of the error tree, memory, files, time or interpreter."""
+    """Return whether a record can cause the error.
+
+    FreshetErrors and errors of memory, files, time or the interpreter have other causes.
+    """
     seen: set[int] = set()
     found: BaseException | None = exc
     while found is not None and id(found) not in seen:
@@ -141,8 +145,8 @@ class PoisonPolicy(Generic[R]):
 
         A record is poison at the second call with the same key and failure, if its neighbours passed alone in
         `rehearse` before. Neighbours are the first records of `behind` and the records applied last. `rehearse` does
-        everything but the visible effects. If it is None, or the record does not fail in it the same way, `applied` has
-        to be above 0 instead: the number of records applied alone just before.
+        everything but the visible effects. If `rehearse` is None, or the record does not fail in it the same way, then
+        `applied`, the number of records applied alone just before, has to be above 0 instead.
 
         Raises: a FreshetError of `rehearse`.
         """
@@ -264,7 +268,7 @@ class Follower:
         """Apply records one by one; set a poison record aside.
 
         key: identifies a record. rehearse: `apply` without visible effects.
-        Raises: as `apply`; earlier records are applied.
+        Raises: what `apply` raises; the records before are applied.
         """
         applied = 0
         for number, record in enumerate(records):
@@ -300,7 +304,7 @@ class Follower:
             self._thread.join(timeout_s)
 
     def step(self) -> int:
-        """Run one turn and log its recovery. Raises: as the turn; pass it to `fail`."""
+        """Run one turn; log if turns work again. Raises: what `turn` raises; the caller passes it to `fail`."""
         records = self.turn()
         self._export_lag(asks=False)
         if self._complaint:
@@ -313,7 +317,7 @@ class Follower:
         return records
 
     def fail(self, exc: Exception) -> None:
-        """Handle a turn's exception: log once, note a stall, and wait."""
+        """Handle a turn's exception: log it once, call `on_stall` if needed, and wait."""
         complaint = type(exc).__name__
         if not isinstance(exc, FreshetError):
             self.bugs += 1
@@ -327,7 +331,7 @@ class Follower:
             self._complaint = complaint
             log.warning("follower_waits", follower=self.name, reason=str(exc), error=complaint)
         if self._is_ready and not self._stop.is_set():
-            # Only a metric; the turn's failure is logged already.
+            # This is only a metric, and the turn's failure is logged already.
             with contextlib.suppress(Exception):
                 self._export_lag(asks=True)
         self.turns.ended(well=False)

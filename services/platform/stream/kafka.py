@@ -1,7 +1,7 @@
-"""kafka-python's clients with short timeouts and the error tree.
+"""kafka-python's clients with short timeouts; they raise FreshetErrors.
 
-They block for seconds at most (kafka-python: up to a minute), so call them in a thread. Kafka's default
-partitioner (murmur2) chooses the partition of a key, as in producers outside Freshet.
+They block for some seconds (kafka-python alone: up to a minute), so call them in a thread. Kafka's default partitioner
+(murmur2) chooses the partition of a key, so producers outside Freshet choose the same partition.
 """
 
 import contextlib
@@ -104,7 +104,9 @@ def partition_for(key: bytes, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """partition None: the default partitioner's. timestamp_ms None: now. A topic with append times ignores it."""
+    """A record to write. partition: None lets the default partitioner choose. timestamp_ms: None means now; a topic
+    with append times ignores it.
+    """
 
     topic: str
     key: bytes
@@ -150,7 +152,7 @@ def build_producer(
 
 
 def close_producer(producer: KafkaProducer, timeout_s: float) -> bool:
-    """Close after all acknowledgements. Return False, with the producer still open, after the timeout."""
+    """Close after all acknowledgements. After the timeout, return False and leave the producer open."""
     try:
         producer.close(timeout=timeout_s)
     except KafkaTimeoutError:
@@ -243,8 +245,9 @@ def build_consumer(
 ) -> KafkaConsumer:
     """Return a consumer with assigned partitions (default all), no automatic commits, and short timeouts.
 
-    With `window_ms` the broker gathers records for this long, or 64 KB. Otherwise it returns them at once; an idle
-    consumer asks every `rest_ms`. There is no group membership, so no rebalance. Only committed records are read.
+    With `window_ms` the broker answers after this time or when it has 64 KB. Otherwise it returns records at once, and
+    an idle consumer asks again every `rest_ms`. There is no group membership, so no rebalance. Only committed records
+    are read.
     Raises: DependencyUnavailable.
     """
     accept_any_header_name()

@@ -14,8 +14,8 @@ Offsets = Mapping[int, int]
 class Reader(Protocol):
     """Reads some topics, from the offsets given to `seek` or `assign`. Not thread-safe.
 
-    topic: "" is the first one. Every method raises DependencyUnavailable without the broker; `poll` may return nothing
-    instead.
+    topic: "" means the first topic. Every method raises DependencyUnavailable if no broker answers; `poll` may return
+    nothing instead.
     """
 
     def partitions(self, topic: str = "") -> Sequence[int]:
@@ -43,19 +43,19 @@ class Reader(Protocol):
         """Continue from these offsets, or after the records that retention deleted."""
 
     def poll(self, timeout_ms: int, max_records: int | None = None, *, only: str = "") -> Sequence[SourceRecord]:
-        """Return the next records, in order per partition. only: poll this topic alone.
+        """Return the next records, in order per partition. only: poll only this topic.
 
-        A recreated topic shorter than the position is read from its start.
+        A recreated topic that is shorter than the position is read from its start.
         """
 
     def positions(self, topic: str = "") -> Offsets:
         """Return the next record's offset per partition."""
 
     def read_to_end(self, topic: str = "") -> list[SourceRecord]:
-        """Return all records up to the present end; after an error they are read again."""
+        """Return all records up to the present end. After an error, the next call reads them again."""
 
     def committed(self, topic: str = "") -> Offsets:
-        """Return the committed offsets; 0 without one."""
+        """Return the committed offsets; 0 for a partition without one."""
 
     def commit(self, offsets: Offsets, topic: str = "") -> None:
         """Publish progress, without waiting for the broker."""
@@ -69,9 +69,9 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The leased partitions. terms: a number per partition that grows with every owner.
+    """The leased partitions. terms: a number for each partition, which increases with every owner.
 
-    surplus: how many of them should go to other processes.
+    surplus: how many of the partitions should go to other processes.
     """
 
     terms: Mapping[int, int]

@@ -1,6 +1,6 @@
 """Read ranges of records, single records, and a partition backwards.
 
-The records exist, so reading fails if the broker returns none for `SILENCE_S`. Gaps from compaction
+Callers ask for records that exist, so reading fails if the broker returns none for `SILENCE_S`. Gaps from compaction
 and transactions are skipped.
 """
 
@@ -15,7 +15,7 @@ SILENCE_S = 10.0
 # Records per poll in `read_offsets`, and per block in `Backwards`.
 _TOGETHER, _BLOCK = 64, 500
 _POLL_MS = 200
-# Short: a poll that finds only the markers of transactions takes all of it.
+# It is short, because a poll that finds only transaction markers takes the whole time.
 _RANGE_POLL_MS = 50
 
 
@@ -40,7 +40,7 @@ def read_ranges(
             raise DependencyUnavailable(f"Kafka gave {at} of {missing} only")
         yield [one for one in records if one.offset <= missing[one.partition]]
         if at != before:
-            deadline = time.monotonic() + SILENCE_S  # without the caller's time
+            deadline = time.monotonic() + SILENCE_S  # the caller's processing time does not count
         missing = {partition: last for partition, last in missing.items() if at.get(partition, 0) <= last}
 
 
@@ -55,9 +55,10 @@ def read_between(reader: Reader, ranges: Mapping[int, tuple[int, int]]) -> Itera
 def read_offsets(
     reader: Reader, topic: str, partition: int, offsets: Sequence[int], *, max_gap: int
 ) -> Iterator[tuple[int, SourceRecord | None]]:
-    """Yield these ascending offsets, each with its record or None if it does not exist any more.
+    """Yield these ascending offsets, each with its record, or None if the record was deleted.
 
-    max_gap: skipping this many records is cheaper than another fetch. Raises: DependencyUnavailable.
+    max_gap: reading a gap of up to this many records is cheaper than another fetch.
+    Raises: DependencyUnavailable.
     """
     at, next_offset = 0, -1
     deadline = time.monotonic() + SILENCE_S
@@ -89,10 +90,10 @@ def read_offsets(
 
 
 class Backwards:
-    """A partition's newest records in blocks, to iterate once.
+    """Iterates once over a partition's newest records in blocks.
 
-    max_bytes: of keys and values; the block that exceeds it is the last. max_s: total time. is_complete: all records
-    were read.
+    max_bytes: total size of keys and values; the block that exceeds it is the last one. max_s: total time.
+    is_complete: whether all records were read.
     """
 
     def __init__(self, reader: Reader, partition: int, *, max_bytes: int, max_s: float) -> None:

@@ -1,7 +1,7 @@
 """Records of topics: positions, times and parsing, for every reader and writer.
 
-A position can be one integer of 63 bits, ordered by partition, then offset. A mapping from partition to offset covers
-all records at or below these offsets; an absent partition, and offset -1, cover nothing.
+A position can be packed into an integer of 63 bits, ordered by partition, then offset. A mapping from
+partition to offset covers all records at or below these offsets; an absent partition or offset -1 covers no record.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from services.platform.errors import InvalidRequest
 _OFFSET_BITS = 48
 MAX_OFFSET = (1 << _OFFSET_BITS) - 1
 MAX_PARTITION = (1 << 15) - 1
-# Protobuf's limits, years 1 to 9999: other values break later writers.
+# Protobuf's limits: the years 1 to 9999. Other values would fail when written again.
 _LEAST_S, _MOST_S = -62_135_596_800, 253_402_300_799
 MOST_MS = 1000 * _MOST_S + 999
 
@@ -87,7 +87,7 @@ def furthest(one: UpTo, other: UpTo) -> dict[int, int]:
 class SourceRecord:
     """A record as read. Header values may be null.
 
-    written_ms: the broker's or the writer's time, by the topic's setting, in Unix milliseconds.
+    written_ms: Unix milliseconds; the topic's setting decides whether it is the broker's or the writer's time.
     """
 
     topic: str
@@ -140,6 +140,6 @@ def parse(kind: type[_M], value: bytes | None) -> _M:
 
 
 def check_key(key: bytes | None, wanted: bytes, name: str) -> None:
-    """Raise InvalidRequest unless the key matches. name: what it should be."""
+    """Raise InvalidRequest unless the key is `wanted`. name: describes the right key in the error."""
     if key != wanted:
         raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", name)

@@ -15,7 +15,10 @@ SAFE_REPLICAS, SAFE_IN_SYNC = 3, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replicas:
-    """Replication of created topics. 0: three replicas, two in sync, on at least three brokers; else one and one."""
+    """Replication of created topics.
+
+    0 means three replicas, two of them in sync, on at least three brokers; on fewer brokers, one replica.
+    """
 
     replication_factor: int = 0
     min_in_sync: int = 0
@@ -34,8 +37,8 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
-    """A topic's configuration. has_dead_letters: another topic gets unreadable records. as_many_as: an
-    existing topic whose number of partitions it gets.
+    """A topic's configuration. has_dead_letters: a second topic gets unreadable records. as_many_as: an existing topic;
+    the new topic gets the same number of partitions.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Follow topics of one partition from their start, and again after they were recreated."""
+"""Follow topics of one partition from their start. A recreated topic is read from its start again."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,9 +16,9 @@ _LOOK_EVERY_S = 5.0
 
 
 class TopicFollower(Follower):
-    """Ready once all ends were reached; if later turns fail, its content is still served.
+    """Ready once all ends are reached. If later turns fail, its content is still served.
 
-    is_behind: the topics' ends at the last connection are not reached yet.
+    is_behind: whether the topics' ends at the last connection are not reached yet.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TopicFollower(Follower):
         self._next = dict.fromkeys(followed, 0)
         # The topics' ends at the time of connection.
         self._ends: dict[str, int] | None = None
-        # By topic: the record that identifies it, and its newest record, which replaces that one at the next look.
+        # Each topic's identifying record, and its newest record, which identifies the topic after the next look.
         self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
         self._next_look = 0.0
         self.is_behind = True
@@ -58,7 +58,7 @@ class TopicFollower(Follower):
         return self._topics.poll(round(1000 * self._poll_s))
 
     def turn(self) -> int:
-        """Connect if needed, poll, take. Raises: as the topics and the subclass."""
+        """Connect if needed, poll, and take the records. Raises: errors of the topics and the subclass."""
         if self._ends is None:
             self._ends = self._connected()
         records = () if self.is_behind and self.is_at(self._ends) else self.poll()

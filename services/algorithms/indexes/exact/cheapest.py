@@ -1,7 +1,7 @@
-"""Exact top-K by the cheapest strategy, measured on the searches themselves.
+"""Exact top-K by the cheapest strategy, which is found by timing the searches themselves.
 
 Requests are grouped by batch size, K and allowed gap. A group's first searches try each strategy in turn; then the
-cheapest per query is used. Bounds are cheapest with sharp gates; in a small catalogue, scoring all items is.
+cheapest per query is used. Bounds are cheapest with sharp gates; scoring all items is cheapest in a small catalogue.
 """
 
 import threading
@@ -23,13 +23,13 @@ from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
 
-# A strategy's cost is the median of its last turns, because the cost of bounds varies widely between queries. It is the
-# thread's CPU time: under sixfold load, three turns by wall clock chose a strategy 1.7 times as expensive.
+# A strategy's cost is the median of its last turns, because the cost of bounds varies widely between queries. It is CPU
+# time of the thread, because wall-clock time under sixfold load chose a strategy 1.7 times as expensive.
 _TURNS, _LAST = 3, 5
-# Three searches in 200 try another strategy that was at most 4 times slower, in case most of its turns were disturbed.
+# Three searches in 200 try another strategy whose cost was at most 4 times as large, in case its turns were disturbed.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
-# Gaps between two of these cost about the same; gaps below the first cost nearly as much as 0.
+# Allowed gaps between two of these cost about the same; smaller ones cost nearly as much as gap 0.
 _GAPS = (0.003, 0.03, 0.3)
 
 _Kind = tuple[int, int, int]
@@ -39,7 +39,7 @@ _Found = TypeVar("_Found")
 class Exact(ScoredIndex):
     """The cheapest exact strategy. Certificate: exact, or within a search's allowed gap.
 
-    An answer's first pass names the strategy: "strategy:<name>", 0 seconds. Memory: as exact_low_precision.
+    An answer's first pass names the strategy: "strategy:<name>", 0 seconds. Memory is that of exact_low_precision.
     Bounds need a softmax gate.
     """
 
@@ -51,7 +51,7 @@ class Exact(ScoredIndex):
         *,
         pool_size: int | None = None,
     ) -> None:
-        """As `ScoredIndex`; `pool_size` as in `ExactLowPrecision`."""
+        """Prepare like `ScoredIndex`, with `pool_size` for `ExactLowPrecision`."""
         super().__init__(items)
         self._coded = ExactLowPrecision(self.scorer, pool_size=pool_size)
         self.strategies = (self._coded, BruteForce(self.scorer))

@@ -1,4 +1,4 @@
-"""Exact top-K in two passes: a certified bound drops nearly every item, the rest is scored in full.
+"""Exact top-K in two passes: a certified bound drops nearly every item; the other items are scored in full.
 
 The best items by averaged components form a pool. Its K-th best s, less all rounding errors, is a proven threshold. The
 bound pass keeps items that might reach it, or exceed it by an allowed gap (decision 091). This is the paper's Algorithm
@@ -32,15 +32,16 @@ from services.algorithms.scoring.states import QueryStates
 # a pool of 240 leaves as many survivors as one of 1,000, in three quarters of the time.
 _POOL, _POOL_OF_ITEMS = 1_000, 16
 _POOL_PER_RESULT = 4
-# Error bounds between a pool's K-th score and the threshold. With 4, all items that BruteForce re-evaluates in float64
-# survive, so that both give the same answer, ties included.
+# The threshold is this many error bounds below a pool's K-th score. With 4, all items that BruteForce re-evaluates in
+# float64 survive, so both give the same answer, ties included.
 _REACH = 4
 
 
 class ExactLowPrecision(ScoredIndex):
     """Drops items by bounds from gate intervals and int8 cosines. Certificate: exact, or within a search's allowed gap.
 
-    With P = 1 it is exact inner-product search by an int8 scan. Memory besides states: 364 bytes an item at 8 x 8 x 32.
+    With P = 1 it is exact inner-product search by an int8 scan. Besides the states it needs 364 bytes per item at 8 x 8
+    x 32.
     """
 
     name = "exact_low_precision"
@@ -52,9 +53,10 @@ class ExactLowPrecision(ScoredIndex):
         *,
         pool_size: int | None = None,
     ) -> None:
-        """As `ScoredIndex`. Raises: ValueError also for a pool_size below 1.
+        """Prepare like `ScoredIndex`. Raises: ValueError also for a pool_size below 1.
 
-        pool_size: items scored for a threshold, at least 4 k; None: 1,000, at most a sixteenth of the items.
+        pool_size: number of items scored for a threshold, at least 4 k. None means 1,000, but at most a sixteenth of
+        the items.
         """
         if pool_size is not None:
             check_pool_size("pool_size", pool_size)
@@ -79,7 +81,7 @@ class ExactLowPrecision(ScoredIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by s in float32; the bound: the best omitted score plus its error."""
+        """The `size` best items by s in float32; the bound is the best omitted score plus its error."""
         self.check(queries, size, allowed)
         pools, all_scores, thresholds, passes = self._reaching(queries, size + 1, allowed)
         error = self.scorer.error_bounds(queries)
@@ -99,9 +101,10 @@ class ExactLowPrecision(ScoredIndex):
     def _reaching(
         self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float = 0.0
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
-        """Rows and float32 scores of a pool's K best items, and of items that may exceed its K-th by `max_gap`.
+        """Return rows and float32 scores of a pool's K best items, and of items that may exceed its K-th score by
+        `max_gap`.
 
-        Other items are below `thresholds`.
+        Other items score below `thresholds`.
         """
         num_queries = len(queries)
         everything = self.every_item(queries)
@@ -136,7 +139,7 @@ class ExactLowPrecision(ScoredIndex):
     def _thresholds(
         self, queries: QueryStates, scores: list[npt.NDArray[np.float32]], k: int
     ) -> npt.NDArray[np.float64]:
-        """A lower bound of each pool's K-th best s (B,), -inf for a smaller pool."""
+        """A lower bound of each pool's K-th best s (B,), -inf for a pool of fewer items."""
         error = self.scorer.error_bounds(queries) + self.scorer.error_bounds_float64(queries)
         thresholds = np.full(len(queries), -np.inf)
         for query, row in enumerate(scores):
@@ -146,7 +149,7 @@ class ExactLowPrecision(ScoredIndex):
 
 
 class ExactAlgorithm1(ExactLowPrecision):
-    """The paper's Algorithm 1: drops items whose largest cosine is below the threshold, without gates.
+    """The paper's Algorithm 1: it ignores gates and drops items whose largest cosine is below the threshold.
 
     On a lightly trained model it drops almost none.
     """

@@ -13,15 +13,15 @@ from typing import Self
 from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.native.threads import use_one_compute_thread_here
 
-_NICENESS = 3  # half of a search's weight: on a busy machine a merge still ends before the delta grows long
+_NICENESS = 3  # half of a search's CPU share: even on a busy machine a merge ends before the delta grows large
 _PAUSE_S = 0.0001  # as long as a merge's slices: half of the interpreter's time is free
 
 
 class BackgroundMerge:
     """Merges `index` when `merge_wanted` is set, from `start` to `close`, or inside a `with`.
 
-    merges, seconds: totals. A failed merge is repeated after `first_retry_s`, then twice as long each time, at most
-    `longest_retry_s`. Meanwhile `error` is the last exception; searches work, but the delta grows.
+    merges, seconds: totals. A failed merge is repeated after `first_retry_s`; the wait doubles after each failure, up
+    to `longest_retry_s`. Meanwhile `error` is the last exception; searches work, but the delta grows.
     """
 
     def __init__(self, index: MutableIndex, *, first_retry_s: float = 1.0, longest_retry_s: float = 60.0) -> None:

@@ -1,7 +1,7 @@
 """An index over item ids that changes while it answers (decision 008).
 
 A batch of changes makes the next version, published by one assignment. `merge` builds a new main segment while searches
-and changes continue, then applies the deaths since.
+and changes continue, then marks the rows that died meanwhile.
 
 Letters: K results, P_x item components, P pairs, d component width.
 """
@@ -27,26 +27,26 @@ from services.algorithms.rules.attributes import Columns, Kinds
 from services.algorithms.scoring.states import PairGate, QueryStates, shape_of
 
 # A merge is wanted when delta and dead rows reach this share of the main segment's rows: searches score at most this
-# share of extra rows, and per update a merge copies and builds 10 rows.
+# share of extra rows, and a merge copies and builds 10 rows per update.
 MERGE_SHARE = 0.1
 # No merge is wanted below this number of delta or dead rows. At 8x4x64 a delta row costs a search 1.3 us, a merge of
 # 3,706 items 55 ms of CPU. With 250 changes and 40 searches a second, the total is least near 700 rows; 2,048 rows
 # double a search's time.
 MERGE_ROWS = 512
-# The delta becomes one block with its own algorithms ("coded") when its other rows reach this number and share of its
+# The delta becomes one "coded" block, with its own algorithms, when its other rows reach this number and share of its
 # coded rows: scoring a tenth of ten million rows one by one takes 30 ms. With a million items and 1,000 changes a
 # second, a search among tangents took 4.0 to 5.3 ms (docs/benchmarks/large-catalogues.md).
 CODED_ROWS = 16_384
 CODED_SHARE = 1 / 16
-_ROW_OVERHEAD = 64  # bytes per row besides states: an id of 12, hashes, two categories, masks
+_ROW_OVERHEAD = 64  # bytes per row besides states, for an id of 12 bytes, hashes, two categories and masks
 
 
-# Makes the algorithms of a segment by name, the default one first.
+# Builds a segment's algorithms, by name; the first is the default.
 Build = Callable[[MolScorer], Mapping[str, Index]]
 
 
 def only(make: Callable[[MolScorer], Index]) -> Build:
-    """A build of one algorithm under its own name."""
+    """A build of one algorithm, under its `name`."""
 
     def build(items: MolScorer) -> Mapping[str, Index]:
         index = make(items)
@@ -61,7 +61,7 @@ class IndexFullError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of the main segment with its algorithm, the delta, and a merge's next main segment."""
+    """Bytes of the main segment with its algorithms, the delta, and the segment that a merge is building."""
 
     main: int
     delta: int
@@ -86,11 +86,11 @@ class MutableIndex:
         number: int = 0,
         digest: str = "",
     ) -> None:
-        """Start from some items, not copied if in id order; without any, the empty arrays still give P_x, d and P.
-        Later items have the same kinds of attributes.
+        """Start from `items`, which are not copied if in id order. Empty arrays of states still give P_x, d and P.
 
-        max_bytes: limit of `memory`, with a merge's copy. number, digest: continue a stored index's versions. Raises:
-        ValueError if states and pair gate disagree; as `build`.
+        Later items must have the same kinds of attributes.
+        max_bytes: limit of `memory`, including a merge's copy. number, digest: continue a stored index's versions.
+        Raises: ValueError if states and pair gate disagree; the errors of `build`.
         """
         self.shape = shape_of(items.states, pair_gate)
         self.pair_gate, self.model_version, self.max_bytes = pair_gate, model_version, max_bytes
@@ -138,9 +138,10 @@ class MutableIndex:
     def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
         """Insert or replace some items and remove others, as one version.
 
-        An id may occur once. Unknown ids to remove are reported, since streams repeat records. States in order of ids
-        are not copied. Raises, with nothing changed: ValueError for repeated or malformed ids and states that do not
-        fit, IndexFullError if `max_bytes` would be exceeded.
+        An id may occur once. Unknown ids to remove are no error but reported, since streams repeat records.
+        States in order of ids are not copied.
+        Raises: ValueError for repeated or malformed ids and states that do not fit; IndexFullError if `max_bytes` would
+        be exceeded. After an error, nothing has changed.
         """
         check_ids("removals", removals)
         if upserts is not None:
@@ -155,16 +156,16 @@ class MutableIndex:
             return self._apply(upserts, removals)
 
     def merge(self, pause: Pause = lambda: None) -> None:
-        """Make one main segment of everything; one merge at a time.
+        """Merge all segments into one main segment. One merge runs at a time. Items and version name do not change.
 
-        pause: called between slices that block the interpreter lock. Content and version name stay. Cost: one copy of
-        the living rows and one build. Raises: the errors of `build`; then nothing has changed.
+        pause: called between slices that block the interpreter lock. Cost: one copy of the living rows and one build.
+        Raises: the errors of `build`; then nothing has changed.
         """
         with self._one_merge:
             self._merge(pause, with_main=True)
 
     def tidy(self, pause: Pause = lambda: None) -> None:
-        """Make the delta one block with its own algorithms if only this is wanted; else merge. Raises: as `merge`."""
+        """Make the delta one coded block if only this is wanted; else merge. Raises as `merge`."""
         with self._one_merge:
             self._merge(pause, with_main=self._wants_merge() or not self._wants_code())
 
@@ -254,9 +255,9 @@ class MutableIndex:
         return {name: out[name] for name in self.kinds}
 
     def _searchable(self, segment: Segment) -> Segment:
-        """Build the algorithms; a query through each computes lazy parts.
+        """Build the algorithms, and search each once to compute its lazy parts.
 
-        With a query of zeros, all items would tie and be scored again in float64.
+        The query is not zero: all items would tie and be scored again in float64.
         """
         segment.prepare()
         segment.indexes = self._build(segment.scorer)
@@ -287,7 +288,7 @@ class MutableIndex:
     def _wants_merge(self) -> bool:
         delta = sum(len(block) for block in self._blocks)
         dead, share = (0, 0.0) if self._main is None else (self._main.num_dead, MERGE_SHARE * len(self._main))
-        # The main segment's dead cost memory; the delta's rows slow every search.
+        # The main segment's dead rows cost memory; the delta's rows slow every search.
         return max(delta, dead) >= MERGE_ROWS and delta + dead >= share
 
     def _wants_code(self) -> bool:

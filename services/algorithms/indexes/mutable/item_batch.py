@@ -16,8 +16,8 @@ from services.algorithms.scoring.states import ItemStates
 class ItemBatch:
     """n items. `ItemIds` and `Categories` are not copied.
 
-    categories, attributes: one per item; None, as in a stream of refreshed states: known items keep theirs, new ones
-    have none.
+    categories, attributes: one per item. None, as in a stream of refreshed states, means that known items keep theirs
+    and new items have none.
     """
 
     item_ids: Collection[str]
@@ -43,7 +43,7 @@ class ItemBatch:
 
     @property
     def ids(self) -> ItemIds:
-        """Ids as a column."""
+        """The ids as an `ItemIds` column."""
         return self.item_ids if isinstance(self.item_ids, ItemIds) else ItemIds(Strings.of(self.item_ids))
 
 

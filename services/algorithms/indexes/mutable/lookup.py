@@ -1,8 +1,8 @@
 """Items of one version by id: states, exact scores for one query, and the items most similar to one item.
 
-sim(x, y) = mean over p_x of <N(g_px(x)), N(g_px(y))>          N: to unit length
+sim(x, y) = mean over p_x of <N(g_px(x)), N(g_px(y))>          N scales to unit length
 
-Two items are similar if the model puts both near the same queries, component by component; gates are not used.
+Two items are similar if, component by component, both are near the same queries; gates are not used.
 
 Letters: n found ids or rows of a segment, P_x item components, P pairs, d component width.
 """
@@ -24,7 +24,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundItems:
-    """n items in the requested order. parts: per segment, positions in that order and rows."""
+    """n items in the requested order. parts: segments with their items' positions in that order and rows."""
 
     item_ids: tuple[str, ...]
     parts: tuple[tuple[Segment, Indices, Indices], ...]
@@ -59,13 +59,13 @@ class FoundItems:
 
 def score_error(version: Version, queries: QueryStates, query: int) -> float:
     """The largest error of one query's float64 scores in the version."""
-    # Asks for the bounds of all queries, because the scorer has cached those.
+    # This asks for the bounds of all queries, which the scorer has cached.
     bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in version.sources())
     return max(map(float, bounds), default=0.0)
 
 
 def find_items(version: Version, item_ids: Sequence[str]) -> FoundItems:
-    """The living items of distinct ids; unknown ids are omitted."""
+    """The living items of `item_ids`, which must be distinct; unknown ids are omitted."""
     hashes = hash_ids(item_ids)
     found = np.zeros(len(item_ids), dtype=bool)
     parts = []
@@ -112,9 +112,10 @@ def components_of(version: Version, item_id: str) -> FloatArray | None:
 
 
 def similar_items(version: Version, item_id: str, components: FloatArray, k: int, wanted: ItemFilter) -> SimilarItems:
-    """The `k` allowed items most similar to `item_id`, without itself; `components` (P_x, d) are its own.
+    """The `k` allowed items most similar to `item_id`, without that item; `components` (P_x, d): its components.
 
-    One float32 pass, then float64 for possible results; ties by id. Cost: n P_x d multiply-adds, twice, per segment.
+    One float32 pass selects candidates, which are scored in float64; ties go by id. Cost: 2 n P_x d multiply-adds per
+    segment.
     """
     direction = unit(components) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24

@@ -46,7 +46,7 @@ class Segment:
         self.indexes: Mapping[str, Index] = {}
         self._log = np.empty(16, dtype=np.int32)
         self.num_dead = 0
-        self._is_dead = np.zeros(len(rows), dtype=bool)  # the writer's view, ahead of any reader's
+        self._is_dead = np.zeros(len(rows), dtype=bool)  # the writer's view, which is newer than any reader's
         self._latest: tuple[int, Mask] = (0, np.ones(len(rows), dtype=bool))
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of states, algorithms or scorer, ids, categories, masks and the log."""
+        """Bytes of states, algorithms or scorer, ids, categories, attributes, masks and the log."""
         rows = self.rows
         # Each algorithm counts the shared scorer.
         shared = self.scorer.nbytes
@@ -87,7 +87,7 @@ class Segment:
         self.num_dead = end
 
     def find_living(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
-        """The writer's rows (m,) of the ids, -1 for missing ones."""
+        """Rows (m,) of the ids, -1 if missing or dead for the writer."""
         rows = self.find(item_ids, hashes)
         rows[(rows >= 0) & self._is_dead[rows]] = -1
         return rows
@@ -111,7 +111,7 @@ class Segment:
             mask.flags.writeable = False
             self._latest = (num_dead, mask)  # racing searches write nearly equal masks; each uses its own
             return mask
-        mask = np.ones(len(self), dtype=bool)  # a version older than the latest search's
+        mask = np.ones(len(self), dtype=bool)  # the version is older than that of the latest search
         mask[self._log[:num_dead]] = False
         return mask
 
@@ -140,7 +140,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentItems:
-    """A segment's rows, living or dead, for filters. codes: by category. tags: by attribute, the codes of its tags."""
+    """A segment's rows, living or dead, for filters. codes: codes of categories. tags: codes of each attribute's
+    tags.
+    """
 
     segment: Segment
     codes: Mapping[str, int]

@@ -1,7 +1,7 @@
-"""Make one segment of the living rows of several, without delaying searches; the blocks of a delta.
+"""Merge the living rows of several segments into one without delaying searches, and join the blocks of a delta.
 
-Work that grows with the catalogue is a NumPy call, which releases the interpreter lock, or a short slice and a pause.
-Without pauses, each native call of a concurrent search would wait 5 ms for the lock.
+Work that grows with the catalogue runs in NumPy calls, which release the interpreter lock, or in short slices with
+pauses. Without pauses, each native call of a concurrent search would wait 5 ms for the lock.
 
 Letters: n rows of the result.
 """
@@ -27,8 +27,8 @@ Pause = Callable[[], None]
 # A block of fewer rows is joined with every later change.
 _SMALL_ROWS = 256
 _GROWTH = 8
-_COPIED_IDS = 16_384  # per slice, by NumPy: `repeat` blocks the lock for 0.5 ms
-_COPIED_BYTES = 4 << 20  # of states per slice, so that searches keep the cache
+_COPIED_IDS = 16_384  # per slice: NumPy's `repeat` holds the interpreter lock, here for 0.5 ms
+_COPIED_BYTES = 4 << 20  # per slice of states, so that searches keep the CPU cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The origin of each of n living rows, by id: source (n,) and row within it (n,)."""
+    """The origin of n living rows, which are in order of ids: source (n,), and row (n,) in that source."""
 
     sources: Sequence[Source]
     source: npt.NDArray[np.int16]
@@ -53,7 +53,7 @@ class Order:
         return len(self.row)
 
     def new_rows(self, source: int) -> Indices:
-        """The new row of each of one source's rows, -1 for a dead one."""
+        """The new row of each row of `source`, -1 for a dead row."""
         new_rows = np.full(len(self.sources[source].segment), -1, dtype=np.int64)
         here = np.flatnonzero(self.source == source)
         new_rows[self.row[here]] = here
@@ -72,7 +72,7 @@ class Order:
 
 
 def order_by_id(sources: Sequence[Source]) -> Order:
-    """All sources' living rows by id; living ids must be distinct."""
+    """All sources' living rows in order of ids; living ids must be distinct."""
     smallest_first = sorted(range(len(sources)), key=lambda number: len(sources[number].segment))
     source = np.empty(0, dtype=np.int16)
     row = np.empty(0, dtype=np.int64)
@@ -92,7 +92,7 @@ def order_by_id(sources: Sequence[Source]) -> Order:
 
 
 def joined_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | None) -> list[Segment]:
-    """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay.
+    """Join the newest blocks until each older one is at least 8 times as large. The first `frozen` blocks stay.
 
     A block of less than `_SMALL_ROWS` rows is only joined with newer ones. So n rows make at most log8(n / 256) + 2
     blocks, and each row is copied about 8 times per level. Blocks without a living row are dropped. Only the writer may

@@ -5,8 +5,8 @@
                                               codes.safetensors, if the main segment has codes
 
 A directory is written under a temporary name, flushed to disk, then renamed. A crash leaves the older snapshots, and a
-temporary directory that the next write removes. Items are in order of ids; with codes, the main segment's come first,
-then the delta's. The bundle has the pair gate; attributes come from it and the topic `items`.
+temporary directory that the next write removes. Items are in order of ids; with codes, the main segment's items come
+first, then the delta's. The pair gate is in the bundle; attributes come from the bundle and the topic `items`.
 
 Codes are one array <key>:<field> per key and field. With ten million items at preset `quick`, computing them takes 76 s
 on two cores; checking and mapping them takes 1 s.
@@ -108,7 +108,9 @@ class HeldCodes:
         return cells.coded(vectors(), seed=seed)
 
     def _codes_of(self, part: str, key: str, kind: type[Codes]) -> Codes | None:
-        """Raise ValueError for codes of another method; malformed arrays raise any error that `__call__` catches."""
+        """Return the stored codes, if any. Raises: ValueError for codes of another method; for malformed arrays, any
+        error that `__call__` catches.
+        """
         found = {
             name.rpartition(":")[2]: array for name, array in self.arrays.items() if name.rpartition(":")[0] == key
         }
@@ -139,7 +141,7 @@ class SnapshotError(BundleError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotManifest:
-    """`manifest.json`. checksum: covers all other fields."""
+    """`manifest.json`, whose field `checksum` covers all other fields."""
 
     model_version: str
     index_version: str
@@ -178,9 +180,9 @@ def write_snapshot(
 ) -> Path:
     """Write a version of an index (None: the newest) below `root`, keep the newest `KEPT`, return the path.
 
-    said: JSON values, and columns: arrays in the order of the written ids; both are loaded unchanged. with_states:
-    False for the bundle's own states, in its order. Searches and changes continue; only one process at a time may write
-    below a root.
+    said: JSON values; columns: arrays in the order of the written ids. Both are loaded unchanged. with_states: False if
+    the items and states are the bundle's, in its order. Searches and changes continue; only one process at a time may
+    write below a root.
     """
     version, shape = version or index.version, index.shape
     root.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """One immutable version of a mutable index, and searches of it.
 
-The main segment and coded delta blocks are searched by their algorithm, with removed rows masked out. The highest K-th
-score so far is the threshold for the other blocks, scored row by row. The answer is the exact top K of the union, with
-one certificate per query: only a segment with an algorithm can have a gap, and its omitted items score at most its K-th
-score plus its gap.
+The main segment and coded delta blocks are searched by their algorithms, with removed rows masked out. The other blocks
+are scored row by row; their threshold is the highest K-th score so far. The answer is the top K of the union, with one
+certificate per query. Only a segment with an algorithm can have a gap: its omitted items score at most its K-th score
+plus the gap.
 
 Letters: B queries, K results, n rows or candidates of a segment.
 """
@@ -35,7 +35,7 @@ from services.algorithms.rules.attributes import Codes, Kinds
 from services.algorithms.rules.filters import ItemFilter, passing
 from services.algorithms.scoring.states import ItemShape, QueryStates
 
-Wanted = tuple[ItemFilter | None, ...]  # one for all queries, or one per query; None: all items
+Wanted = tuple[ItemFilter | None, ...]  # one filter for all queries, or one per query; None passes all items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,8 @@ class PartialAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """An immutable version. name: the index version in its answers (model version, number and digest of all changes).
+    """An immutable version. name: the index version in answers, made of model version, number, and digest of all
+    changes.
 
     codes, tags: the codes of categories and of each attribute's tags; the index owns both and only adds entries.
     """
@@ -103,7 +104,7 @@ class Version:
         return [block for block in self.blocks if block.num_living]
 
     def sources(self) -> list[Source]:
-        """All segments with a living row, the main one first."""
+        """All segments with a living row, the main segment first."""
         return [*([self.main] if self.main is not None and self.main.num_living else []), *self.delta()]
 
     def main_first(self) -> Order:
@@ -130,8 +131,8 @@ class Version:
     ) -> Answer:
         """The top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
 
-        algorithm: one of the build's algorithms, default the first. max_gap: as in `Index.search`. Without items,
-        answers are empty and exact. Raises: ValueError with the reason for invalid arguments.
+        algorithm: one of the build's algorithms; None means the first. max_gap: see `Index.search`. If the version has
+        no items, answers are empty and exact. Raises: ValueError with the reason for invalid arguments.
         """
         wanted = self._checked(queries, k, filters)
         thresholds = np.full(len(queries), -np.inf)
@@ -177,9 +178,9 @@ class Version:
         filters: ItemFilter | Sequence[ItemFilter] | None = None,
         algorithm: str | None = None,
     ) -> PoolAnswer:
-        """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
+        """A pool of `size` items by the algorithm's first stage, and a bound on all other items.
 
-        With a delta, that pool is scored in full and the `size` best of both by s are returned. Raises: as `search`.
+        With a delta, pool and delta are scored in full, and the `size` best by s are returned. Raises as `search`.
         """
         wanted = self._checked(queries, size, filters)
         bounds = np.full(len(queries), -np.inf)
@@ -235,7 +236,7 @@ class Version:
         return wanted if any(wanted) else (None,)
 
     def checked(self, *filters: ItemFilter | None) -> Wanted:
-        """The filters, None for one that passes all items. Raises: ValueError as `ItemFilter.check`."""
+        """The filters; one that passes all items becomes None. Raises: ValueError as `ItemFilter.check`."""
         wanted = tuple(None if one is None or one.is_open else one for one in filters)
         for one in wanted:
             if one is not None:
@@ -258,9 +259,9 @@ class Version:
 def _candidates(
     source: Source, queries: QueryStates, k: int, thresholds: Scores, allowed: Mask | None
 ) -> PartialAnswer:
-    """Per query the rows that may be in the union's top `k`, and their float64 scores.
+    """Return, per query, the rows that may be in the union's top `k`, with their float64 scores.
 
-    thresholds (B,): lower scores are not in the answer (-inf: none). allowed: as in Index.search.
+    thresholds (B,): lower scores are not in the answer; -inf means no threshold. allowed: see `Index.search`.
     """
     scorer = source.segment.scorer
     scores = scorer.scores(queries)
@@ -313,9 +314,9 @@ def _as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
 def _merge_query(
     parts: Sequence[PartialAnswer], query: int, k: int, tolerance: float
 ) -> tuple[tuple[str, ...], Scores]:
-    """One query's top `k` of several segments' candidates; scores within `tolerance` are ties.
+    """One query's top `k` of several segments' candidates. Scores within `tolerance` are ties.
 
-    The first part's candidates are ordered.
+    The first part's candidates are already in order.
     """
     given = [(part.segment.rows.ids.strings, *part.found[query]) for part in parts if len(part.found[query][0])]
     if not given:
@@ -341,16 +342,16 @@ def _merge_query(
 
 
 def _tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:
-    """The largest difference between computed values of equal scores of one query."""
+    """The largest difference between two computed scores of one query whose exact values are equal."""
     return 2 * max((float(part.error[query]) for part in parts), default=0.0)
 
 
 def _merged_certificate(
     answers: Sequence[tuple[Certificate, Scores]], scores: Scores, k: int, tolerance: float
 ) -> Certificate:
-    """The certificate of the union with scores (n',), best first.
+    """The certificate of the merged answer.
 
-    answers: certificate and scores (n,) of each segment with an algorithm.
+    scores (n',): its scores, best first. answers: certificate and scores (n,) of each segment with an algorithm.
     """
     if any(one.gap is None for one, _ in answers):
         return ESTIMATE

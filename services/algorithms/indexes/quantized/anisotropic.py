@@ -1,10 +1,10 @@
-"""Tangents over score-aware product codes, scanned by FAISS: a first stage at half the bits of scalar codes.
+"""A first stage that searches tangents in score-aware product codes by FAISS, with half the bits of scalar codes.
 
 Tangents (tangents.py) are searched among item vectors. A vector is coded as its cell and a product-quantized residual:
 after a rotation, 16 codewords for every two coordinates, learned under the loss that preserves high scores
 (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time, and filters
-inside the scan. Its rounding has no useful bound: the certificate is "estimate". The index needs FAISS (extra bench-cpu
-or bench-gpu) and a bundle's codebooks. Measurements: decision 058.
+inside the scan. Its rounding has no useful bound, so the certificate is "estimate". The index needs FAISS (extra
+bench-cpu or bench-gpu) and a bundle's codebooks. Measurements: decision 058.
 
 Letters: X items, M query vectors, m codewords an item, N pool size. Memory: m / 2 + 8 bytes per item, plus the cells.
 """
@@ -31,9 +31,7 @@ class Anisotropic(TangentIndex):
     name = "anisotropic"
 
     def __init__(self, items: MolScorer, *, codebooks: Codebooks | None, **options: Any) -> None:
-        """As `TangentIndex`; `codebooks` are its `cells`. Raises: ValueError also without codebooks, or for another
-        width.
-        """
+        """Prepare like `TangentIndex`. Raises: ValueError also without codebooks, or if their width differs."""
         self._codebooks = codebooks
         if codebooks is not None and codebooks.gate_scale is not None:
             self._gate_scale = codebooks.gate_scale.astype(np.float64)
@@ -65,18 +63,18 @@ class FastScan:
         self._rotation, self._width = codes.rotation, codes.width
         self._empty = codes.take(np.zeros(0, dtype=np.int64))
         self._sizes = np.bincount(codes.cells, minlength=codes.num_cells)
-        # FAISS's ids are 8 bytes, codes are padded to blocks of 32 items.
+        # In FAISS an id has 8 bytes, and codes are padded to blocks of 32 items.
         blocks = int((-(-self._sizes // 32) * 32).sum())
         self.nbytes = blocks * -(-codes.num_subspaces // 2) + 8 * codes.num_points + codes.centres.nbytes
 
     def codes(self) -> InvertedCodes:
-        """The codes, read from FAISS: 0.3 s per million items."""
+        """The codes, read from FAISS, which takes 0.3 s per million items."""
         return replace(self._empty, **inverted_lists(self._file, self._empty))
 
     def pool(self, queries: FloatArray, size: int, *, visit: Visit, allowed: Mask | None = None) -> CellAnswer:
-        """The `size` best allowed items by code, and these scores, padded with -1 and -inf.
+        """The `size` best allowed items by code, with their scores, padded with -1 and -inf.
 
-        allowed: (X,). Bounds are NaN. Cells beyond `visit` are visited if those have too few allowed items.
+        allowed: (X,). Bounds are NaN. More cells than `visit` are visited if these have too few allowed items.
         """
         size = min(size, self._num_items)
         wanted = min(size, int(count_passing(allowed, 1, self._num_items)[0]))
@@ -120,8 +118,8 @@ def _filled(answer: CellAnswer, wanted: int, allowed: Indices) -> CellAnswer:
 def inverted_fast_scan(codes: InvertedCodes) -> Any:
     """A faiss.IndexIVFPQFastScan of our codebooks and codes; ids are 0..X-1.
 
-    It accepts ID selectors; inner products, from 8-bit tables, are coarse. Rotated codes become an IndexPreTransform,
-    which rotates queries (`faiss.extract_index_ivf` finds the inner index).
+    It accepts ID selectors; its inner products, from 8-bit tables, are coarse. For rotated codes it is inside an
+    IndexPreTransform, which rotates queries; `faiss.extract_index_ivf` returns the inner index.
 
     Raises: ValueError for 8-bit codes, or without FAISS.
     """
@@ -149,7 +147,7 @@ def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[An
 
 
 def imported_faiss() -> Any:
-    """The module. Raises: ValueError, with the extra, if it is not installed."""
+    """The FAISS module. Raises: ValueError that names the extra if FAISS is not installed."""
     try:
         import faiss
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
-"""Codebooks learned from one catalogue's vectors. They code any vector, also a new one.
+"""Codebooks learned from one catalogue's vectors. They can code new vectors, too.
 
 `freshet train` and `freshet index` store them in the bundle. A code is the nearest centre and, for each subspace of the
 residual, one codeword, chosen under the loss that preserves high scores (arXiv:1908.10396, section 4.1, step 2). One
-number couples the subspaces: the error's component (residual minus codewords) along the vector. Per vector, two tables
-have each codeword's squared error and this component, so choosing one codeword again costs O(k), a sweep O(m k).
+number couples the subspaces: the component of the error (residual minus codewords) along the vector. Per vector, two
+tables have this component and the squared error of each codeword. So replacing one codeword costs O(k), a sweep O(m k).
 
 Letters: X vectors, n of them, w width, C cells, m subspaces, k codewords each, P pairs.
 """
@@ -20,7 +20,7 @@ from services.algorithms.scoring.states import FloatArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvertedCodes:
-    """X coded points: each is its cell's centre and one codeword per subspace.
+    """X coded points. Each is the sum of its cell's centre and one codeword per subspace.
 
     Shapes: centres (C, d) and codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes), of vectors
     rotated by rotation (d, d), if any; cells (X,) int32; codes (X, m) uint8, one per byte.
@@ -77,11 +77,11 @@ class InvertedCodes:
 
     @property
     def code_bits(self) -> int:
-        """4 or 8."""
+        """Bits per code, 4 or 8."""
         return int(self.codebooks.shape[1]).bit_length() - 1
 
     def packed(self) -> npt.NDArray[np.uint8]:
-        """FAISS's layout (X, ceil(m * bits / 8)): two 4-bit codes a byte, the first in the low half."""
+        """Codes in FAISS's layout (X, ceil(m * bits / 8)): a byte has two 4-bit codes, the first in the low half."""
         if self.code_bits == 8:
             return np.ascontiguousarray(self.codes)
         even, odd = self.codes[:, 0::2], self.codes[:, 1::2]
@@ -99,7 +99,7 @@ class InvertedCodes:
 _CHUNK = 8192
 _TABLE_BYTES = 8 << 20  # 1,024 vectors with 64 subspaces of 16 codewords; 4,096 take twice the time per vector
 _MAX_SWEEPS = 10
-# The stiffness has a pole at |x| = T; near it, float32 costs would lose the error across the vector.
+# The stiffness has a pole at |x| = T. Near this pole, costs in float32 would lose the error across the vector.
 _MAX_STIFFNESS = 1e4
 
 
@@ -142,7 +142,7 @@ class Codebooks:
 
     @property
     def width(self) -> int:
-        """w."""
+        """The width w."""
         return int(self.codebooks.shape[0] * self.codebooks.shape[2])
 
     @property
@@ -158,9 +158,9 @@ class Codebooks:
         return InvertedCodes
 
     def coded(self, vectors: FloatArray, *, seed: int = 0) -> InvertedCodes:
-        """The codes of vectors (X, at most w), padded with 0 to width w; `seed` is not used.
+        """The codes of vectors (X, at most w), which are padded with 0 to width w; `seed` is not used.
 
-        Raises: as `check_width`. Cost: 20,000 vectors per second and core (m = 64, k = 16).
+        Raises: ValueError as `check_width`. Cost: 20,000 vectors per second and core (m = 64, k = 16).
         """
         self.check_width(vectors.shape[1])
         num_vectors, missing = len(vectors), self.width - vectors.shape[1]
@@ -185,7 +185,7 @@ class Codebooks:
             raise ValueError(f"vectors are {width} wide; these codebooks code {self.width}")
 
     def _stiffness(self, lengths: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """eta - 1 for vectors of these lengths (n,): 0 if no unit query scores them above T."""
+        """eta - 1 for vectors of these lengths (n,), 0 for those that no unit query scores above T."""
         shortest = float(self.shortest[0])
         ratio = np.divide(shortest, lengths, out=np.zeros_like(lengths), where=lengths > shortest)
         ratio = np.minimum(ratio, 1 - 1e-12)
@@ -200,10 +200,10 @@ def encoded(
     codebooks: FloatArray,
     start: npt.NDArray[np.integer] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """Codes (n, m) of residuals (n, w) of vectors with these unit directions (n, w), by coordinate descent.
+    """Choose codes (n, m) for residuals (n, w) of vectors with unit directions (n, w), by coordinate descent.
 
-    It starts from `start` (n, m), or the nearest codewords by l2, and never increases the loss. A present codeword that
-    ties with the best stays; of better ones that tie, the smallest number wins.
+    The descent starts from `start` (n, m), or from the nearest codewords by l2, and never increases the loss. A
+    codeword is replaced only by a better one; of equally good ones, the smallest number is chosen.
     """
     num_subspaces, num_codewords, _ = codebooks.shape
     codes = np.empty((len(residuals), num_subspaces), dtype=np.uint8)

@@ -1,11 +1,11 @@
-"""Quantized: the top K of plain dot products from small integer codes in cells, re-evaluated exactly.
+"""Quantized finds the top K of plain dot products by small integer codes in cells, and evaluates them exactly.
 
-For two-tower models and imported embeddings (P = 1, of any norm). One native call chooses cells, scans codes, collects
+For two-tower models and imported embeddings (P = 1, any norm). One native call chooses cells, scans codes, collects
 a pool and evaluates it in float64 (ops/quantized_scan).
 
-With `visit`, only some cells are scanned: fast, but the certificate's gap depends on the omitted cells' radii and is
-usually far above 0, or there is no proof. Without it, a bound excludes items: ||q|| times a cell's largest residual
-error plus the error of the query's own code. The answer is proven exact, with a pool of about 2 K for 8-bit codes.
+With `visit`, only some cells are scanned. This is fast, but the gap depends on the omitted cells' radii and is usually
+far above 0, or there is no proof. Otherwise a bound excludes items: ||q|| times a cell's largest residual error plus
+the error of the query's code. This answer is exact, with a pool of about 2 K for 8-bit codes.
 
 Letters: B queries, K results, N pool size.
 """
@@ -46,7 +46,9 @@ _SMALLEST = 1e-35
 
 
 class Quantized(ScoredIndex):
-    """The top K by dot product. Certificate: exact without `visit`, else by the omitted cells' radii."""
+    """The top K by dot product. Certificate: exact without `visit`; else the gap follows from the omitted cells'
+    radii.
+    """
 
     name = "quantized"
 
@@ -60,10 +62,10 @@ class Quantized(ScoredIndex):
         seed: int = 0,
         coder: Coder = vectors_coded,
     ) -> None:
-        """As `ScoredIndex`; pool_size: N, the best items by code that are evaluated exactly (at least k).
+        """Prepare like `ScoredIndex`. pool_size: N, how many best items by code are evaluated exactly, at least k.
 
-        visit None: exact. cells None: `default_cells`; a CellScan of the same items is shared. Raises: ValueError also
-        for more than one component pair, or sizes that disagree.
+        visit: None for an exact search. cells: `default_cells` if None; a CellScan is shared.
+        Raises: ValueError also for more than one component pair, or if sizes disagree.
         """
         check_pool_size("pool_size", pool_size)
         super().__init__(items)
@@ -108,7 +110,7 @@ class Quantized(ScoredIndex):
             answer = self.cells.best(
                 vectors, k, pool=self.pool_size, visit=self.visit, allowed=allowed, tolerances=tolerances
             )
-            # -inf in an answer with fewer than k items.
+            # This is -inf for an answer with fewer than k items.
             kth_scores = answer.scores[:, -1] - tolerances
             certificates = self._certificates(answer.bounds, norms, kth_scores, whole=k <= self.num_items)
         return TopK(
@@ -119,7 +121,7 @@ class Quantized(ScoredIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by code, their scores by code, and the bound on the rest."""
+        """The `size` best items by code, their scores by code, and a bound on all other items."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         visit = self.visit or Visit(probes=self.cells.num_cells)
@@ -132,9 +134,10 @@ class Quantized(ScoredIndex):
     def _certificates(
         self, bounds: Scores, norms: Scores, kth_scores: Scores, *, whole: bool
     ) -> tuple[Certificate, ...]:
-        """Certificates from the scan's bounds (B,); an estimate if the norms alone are as tight.
+        """Certificates from the scan's bounds (B,): "estimate" if the norms alone are as tight.
 
-        Plain floats: a query's scan takes 0.1 ms, and NumPy calls on one element take a fifth of it.
+        It uses plain floats, because a query's scan takes 0.1 ms, and NumPy calls on one element would take a fifth of
+        it.
         """
         found = []
         for bound, norm, kth in zip(bounds.tolist(), norms.tolist(), kth_scores.tolist(), strict=True):

@@ -1,16 +1,17 @@
-"""Tangents of a Mixture of Logits as its first stage: plain dot products that equal the mixture where it is largest.
+"""The first stage of a Mixture of Logits by its tangents: plain dot products that equal the mixture where it is
+largest.
 
 s(q, x) = sum_p pi_p c_p is a function of the item's components g (the cosines c are linear in them) and its gate. Its
 tangent at one item is <v, (g, gate)> plus a constant, with v computed from the query and that item. A query has one
-vector per group of its best items with the same pair of largest weight; each adds its best items by code to the pool
-(decision 046). The method is our own; TopKAvg (arXiv:2407.15462, section 3.2) is the same with equal weights.
+tangent per group of its best items with the same pair of largest weight. Each tangent adds its best items by code to
+the pool (decision 046). The method is our own; TopKAvg (arXiv:2407.15462, section 3.2) is the same with equal weights.
 
 Nothing bounds the difference of s and a tangent: the certificate is "estimate" unless the pool has all allowed items.
 Measurements: docs/benchmarks/large-catalogues.md.
 
 Letters: B queries, X items, P_x item components, P pairs, d width, M tangents of a query, n items, w = P_x d + P
-coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the visited cells; the sample
-and the pool in full. Memory: w / 2 + 4 bytes per item.
+coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the visited cells, and full
+scores of the sample and the pool. Memory: w / 2 + 4 bytes per item.
 """
 
 import time
@@ -60,7 +61,7 @@ class VectorScan(Protocol):
     def pool(
         self, queries: npt.NDArray[np.float32], size: int, /, *, visit: Visit, allowed: Mask | None = None
     ) -> CellAnswer:
-        """The `size` best items, or all if fewer, of those allowed (X,), for each query (M, w)."""
+        """The `size` best allowed items, or fewer if there are fewer, for each query (M, w). allowed: (X,)."""
 
 
 class TangentIndex(ScoredIndex, ABC):
@@ -82,7 +83,9 @@ class TangentIndex(ScoredIndex, ABC):
         seed: int = 0,
         coder: Coder = vectors_coded,
     ) -> None:
-        """As `ScoredIndex`; `cells` None: the class's own format. Raises: ValueError also for a pool_size below 1."""
+        """Prepare like `ScoredIndex`. cells: None for the class's format. Raises: ValueError also for a pool_size below
+        1.
+        """
         check_pool_size("pool_size", pool_size)
         self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
         self._coder, self._parts = coder, dict[str, Callable[[], RowCodes]]()
@@ -90,7 +93,7 @@ class TangentIndex(ScoredIndex, ABC):
         super().__init__(items)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
-        """An index with other sizes that shares this one's codes. Only this one counts them in `nbytes`."""
+        """An index with other sizes that shares these codes. Its `nbytes` does not count them."""
         check_pool_size("pool_size", pool_size)
         other = copy(self)
         other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
@@ -136,7 +139,7 @@ class TangentIndex(ScoredIndex, ABC):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best items by the highest value of a query's tangents at their code."""
+        """The `size` best items; an item's score is the highest value of the query's tangents at its code."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, 2 * size, size, allowed)
@@ -155,7 +158,7 @@ class TangentIndex(ScoredIndex, ABC):
         return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
 
     def _bounds(self, queries: QueryStates, pools: Sequence[Indices], allowed: Mask | None) -> Scores:
-        """-inf if a pool has all allowed items, else NaN: no proof."""
+        """-inf for a pool with all allowed items, else NaN, which means no proof."""
         counts = count_passing(allowed, len(queries), self.num_items)
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
         return np.where(sizes == counts, -np.inf, np.nan)
@@ -214,7 +217,7 @@ class QuantizedTangents(TangentIndex):
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Per query rows and heights (M, n), padded with -1 and -inf; touched (B,): items scanned."""
+    """Per query, rows (M, n) and values (M, n), padded with -1 and -inf. touched (B,): scanned items."""
 
     found: list[tuple[Indices, Scores]]
     touched: Indices
@@ -223,8 +226,8 @@ class _Lists:
 class Slopes:
     """Items as vectors (w,) for tangents, and one query's tangents.
 
-    gate_scale (P,): divisor of item gates, default their own spread; slopes by a gate are multiplied by it. All
-    coordinates have one code step, so gates must have the components' magnitude.
+    gate_scale (P,): divisor of item gates, by default the gates' spread; slopes by a gate are multiplied by it. All
+    coordinates are coded with the same step, so gates must have the components' magnitude.
     """
 
     def __init__(self, scorer: MolScorer, gate_scale: DoubleArray | None = None) -> None:
@@ -248,7 +251,7 @@ class Slopes:
         )
 
     def vectors(self) -> npt.NDArray[np.float32]:
-        """Every item's vector: (X, w)."""
+        """The items' vectors (X, w)."""
         scorer = self._scorer
         vectors = np.empty((scorer.num_items, self.width), dtype=np.float32)
         states = ItemStates(components=scorer.components, gate=scorer.item_gate)
@@ -263,10 +266,9 @@ class Slopes:
             out[:, self._split :] = items.gate / self.gate_scale
 
     def at(self, query: QueryStates, rows: Indices) -> tuple[npt.NDArray[np.float32], Scores]:
-        """One query's tangents at groups of items `rows` (n,) with the same pair of largest weight: vectors (M, w),
-        heights (M,).
+        """One query's tangents: vectors (M, w) and heights (M,).
 
-        Each tangent is at its group's mean.
+        Items `rows` (n,) with the same pair of largest weight form a group; each tangent is at a group's mean.
         """
         components = query.components[0].astype(np.float64)
         cosines = np.einsum("qd,npd->nqp", components, self._scorer.components[rows].astype(np.float64))
@@ -310,7 +312,7 @@ class Slopes:
     def _slope(
         self, query: QueryStates, cosines: DoubleArray, gates: DoubleArray | None
     ) -> tuple[DoubleArray, DoubleArray, DoubleArray | None]:
-        """s (m,) and its derivatives by cosines and item gate, (m, P) each."""
+        """s (m,) and its derivatives (m, P) by cosines and (m, P) by the item gate."""
         weights, z, hidden = self._parts(query, cosines, gates)
         score = (weights * cosines).sum(axis=1)
         by_z = weights * (cosines - score[:, None]) * _silu_slope(z)

@@ -1,4 +1,4 @@
-"""The N best items of each of many query vectors at once, without storing the dot products.
+"""Find the N best items of each of many query vectors in one pass, without storing the dot products.
 
 It replaces the library call per component pair of arXiv:2407.15462 (Algorithm 2, line 8). One pass multiplies every
 query vector by every item component, with a rising threshold per pair.
@@ -41,7 +41,7 @@ class GroupedTopK:
     """Item vectors prepared for grouped top-N. Thread-safe.
 
     Cost: B Q S X d float32 multiply-adds, and about N log(X / N) candidates written per (query vector, component).
-    Memory besides the answer: at most 64 MB of candidates, or one query's.
+    Memory besides the answer: at most 64 MB of candidates, or one query's candidates if more.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class GroupedTopK:
         """Prepare items (X, S, d).
 
         storage: "rows" keeps a view of `items`; "float32" copies them into panels, so that the scan need not transpose;
-        "bfloat16" also rounds them to nearest: scores are those of the rounded vectors. Raises: ValueError for another
-        shape, no items, or 2**32 items and more.
+        "bfloat16" also rounds them, and scores are of the rounded vectors. Raises: ValueError for another shape, no
+        items, or 2**32 items and more.
         """
         if items.ndim != 3 or not 0 < len(items) < 2**32 or 0 in items.shape:
             raise ValueError(f"items has shape {items.shape}; expected (X, S, d) with 1 <= X < 2**32, S and d >= 1")
@@ -66,7 +66,7 @@ class GroupedTopK:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of prepared items, without given rows."""
+        """Bytes of prepared items; a view of `items` counts 0."""
         return 0 if self.storage == "rows" else self._items.nbytes
 
     def vectors_of(self, rows: npt.NDArray[np.int64]) -> FloatArray:
@@ -86,8 +86,8 @@ class GroupedTopK:
     ) -> GroupedBest:
         """The `size` best allowed items of each query vector and item component.
 
-        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all, checked by the caller. kernels: another
-        library than this processor's.
+        Shapes, which the caller checks: queries (B, Q, d), allowed (X,) or (B, X) or None for all. kernels: library to
+        use, by default this processor's.
         """
         num_queries, num_vectors, _ = queries.shape
         size = min(size, self.num_items)

@@ -11,13 +11,13 @@ import triton
 from services.algorithms.ops.grouped_top_k.kernel import collect_kernel, collect_values_kernel, tile_maxima_kernel
 
 NO_KEY = torch.iinfo(torch.int64).min
-_ROWS, _ITEMS = 64, 128  # a tile: at most 64 x 128 accumulators, 64 registers of a thread
+_ROWS, _ITEMS = 64, 128  # a tile has at most 64 x 128 accumulators, 64 registers per thread
 _TILES_PER_RESULT = 4  # then about one collected item in eight is surplus
 _BLOCK = 1024
 
 
 def items_per_maximum(num_items: int, size: int) -> int | None:
-    """The largest number of items per maximum with enough tiles for `size`; None if the catalogue is too small."""
+    """The largest tile width that gives enough tiles for `size`; None if the catalogue is too small."""
     return next((w for w in (128, 64, 32, 16) if num_items // w >= _TILES_PER_RESULT * size), None)
 
 

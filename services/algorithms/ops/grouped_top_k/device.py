@@ -1,7 +1,7 @@
 """Grouped top-N over torch tensors on a device, and the selection of values that reach a threshold.
 
-On a CUDA card `kernel.py` finds the best. Elsewhere, and for catalogues too small for tiles, dot products are computed
-in chunks of items. Both order by (-score, row). Nothing here waits for the device.
+On a CUDA card, `kernel.py` finds the best items. Elsewhere, and for catalogues too small for tiles, PyTorch computes
+dot products in chunks of items. Both order by (-score, row). Nothing here waits for the device.
 
 Letters: B queries, Q vectors per query, X items, S item components, d width, N results per (vector, component).
 """
@@ -18,8 +18,8 @@ _NO_KEY = torch.iinfo(torch.int64).min
 class DeviceBest:
     """The N best of each (query vector, item component), best first, equal scores by row.
 
-    Shapes: as `GroupedBest`. overflowed, a boolean without axes: the fast path lost items of an uneven distribution;
-    ask again with `plain=True`.
+    Shapes: as `GroupedBest`. overflowed, a boolean without axes: the fast path lost items because scores are unevenly
+    distributed; ask again with `plain=True`.
     """
 
     rows: torch.Tensor
@@ -39,8 +39,8 @@ def best_of_groups(
 ) -> DeviceBest:
     """The `size` best allowed items of each query vector and item component.
 
-    Shapes: items (X, S, d), queries (B, Q, d) of one dtype, allowed (1 or B, X) uint8. Sums are float32. fused: kernels
-    can run; plain: they must not.
+    Shapes: items (X, S, d), queries (B, Q, d) of one dtype, allowed (1 or B, X) uint8. Sums are float32. fused: whether
+    kernels can run. plain: forbid kernels.
     """
     num_items = len(items)
     size = min(size, num_items)

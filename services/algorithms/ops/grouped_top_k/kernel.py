@@ -1,9 +1,10 @@
 """Grouped top-N on a GPU. Dot products are computed twice, never stored.
 
-`tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest of
-these is the threshold: at least N + 1 items reach it, and few more with four times as many tiles as N. `collect_kernel`
-computes the products again, which is cheaper than writing and reading them, and stores those that reach the threshold;
-`collect_values_kernel` does this for given values. The order of results depends on the run; callers sort.
+`tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest maximum
+is the threshold: at least N + 1 items reach it, and few more if there are four times as many tiles as results.
+`collect_kernel` computes the products again, which is cheaper than writing and reading them, and stores those that
+reach the threshold. `collect_values_kernel` collects from given values. The order of results depends on the run;
+callers sort.
 
 Letters: R query vectors (B queries times Q each), X items, S item components, d width, W items per maximum.
 """
@@ -35,7 +36,7 @@ def _tile_scores(
     MASKED: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """A tile's dot products (ROWS, ITEMS), -inf without an allowed item."""
+    """A tile's dot products (ROWS, ITEMS), -inf for items that are not allowed."""
     step = tl.arange(0, STEP)
     real_item = item < num_items
     real_row = row < num_rows

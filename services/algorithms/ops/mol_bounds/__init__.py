@@ -1,4 +1,4 @@
-"""Find the items that can score at least a threshold under a Mixture of Logits: one pass of certified bounds.
+"""Find the items that can reach a threshold under a Mixture of Logits, by one pass of certified bounds.
 
 `BoundPass.survivors` drops only items whose s is provably below the threshold (proofs: decision 006). The bounds
 require only that every gate is a softmax.

@@ -1,8 +1,8 @@
 """The gate's pair network, m(c) = W2 SiLU(W1 c + b1) + b2, in int8 with error bounds.
 
-Each step's error changes m_p by at most its norm times a factor: the network's Lipschitz constant, at most steepness_p,
-for the cosines; ||W2_p|| max|SiLU'| ||W1 - W1~|| for W1's codes; sum_g |W2_pg| for the activations' codes and SiLU's 32
-lines; ||W2_p - W2~_p|| for W2's codes (decision 006).
+Each step's error changes m_p by at most the error's norm times a factor (decision 006). The factor is steepness_p, at
+least the Lipschitz constant, for the cosines; ||W2_p|| max|SiLU'| ||W1 - W1~|| for W1's codes; sum_g |W2_pg| for the
+activations' codes and SiLU's 32 lines; ||W2_p - W2~_p|| for W2's codes.
 
 Letters: P pairs, L lanes, G hidden width (padded to 16 in arrays).
 """
@@ -21,7 +21,7 @@ Codes = npt.NDArray[np.int8]
 
 UNIT = 2.0**-24
 _SLOPE = 1.0999  # max |SiLU'|
-# SiLU' lies in [-0.0999, 1.0999]: its diagonal matrix is 1/2 plus one of norm at most 0.5999.
+# SiLU' lies in [-0.0999, 1.0999], so its diagonal matrix is 1/2 plus a matrix of norm at most 0.5999.
 _SLOPE_MIDDLE, _SLOPE_SPREAD = 0.5, 0.5999
 _SEGMENTS, _SEGMENT_WIDTH, _LOWEST = 32, 0.5, -8.0
 _UP = 1 + 2.0**-16  # covers float64 roundings, and the pass's roundings of norms and sums
@@ -54,12 +54,12 @@ class Int8Network:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing overflowed float32; otherwise nothing is proven."""
+        """Whether no array overflowed float32; otherwise the bounds prove nothing."""
         arrays = (getattr(self, field.name) for field in fields(self) if field.name not in ("hidden", "out"))
         return all(bool((np.abs(array) < 1e15).all()) for array in arrays)
 
     def function_error(self, cosine_norm: Doubles) -> Doubles:
-        """An activation's error (B,), except its code's, for cosine vectors of at most this norm (B,)."""
+        """An activation's error (B,) before coding, for cosine vectors of at most this norm (B,)."""
         largest_hidden = self.reach * (cosine_norm + 1)
         return np.asarray(self.segment_error + 64 * UNIT * (largest_hidden + 1))
 
@@ -71,7 +71,9 @@ NETWORK_ARRAYS = tuple(
 
 
 def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
-    """Code the network for cosines in lanes. turn: subtracted from outputs; the pass measures gates from it."""
+    """Code the network for cosines in lanes. turn: subtracted from outputs, since the pass measures gates relative to
+    it.
+    """
     hidden, bias = pair_gate.hidden_weight.astype(np.float64), pair_gate.hidden_bias.astype(np.float64)
     out, offsets = pair_gate.out_weight.astype(np.float64), pair_gate.out_bias.astype(np.float64)
     width = len(bias)

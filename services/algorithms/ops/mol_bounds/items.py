@@ -1,6 +1,6 @@
 """A catalogue in the bound pass's format: components and gates in int8, with bounds of their rounding errors.
 
-Numbers in a proof are rounded outward: residual norms are in float64 for the codes and float32 scales as stored.
+Numbers in a proof are rounded outward. Residual norms are computed in float64, from codes and scales as stored.
 
 Letters: X items, P component pairs, d component width, L lanes. Memory per item: P_x * d + L + 12 bytes, padded (332 at
 8 x 8 x 32, besides 1,280 of float32 states), and d for its average.
@@ -24,7 +24,7 @@ _LARGEST = 1e30
 
 
 def bounded(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """Limit values to float32's range; the limit proves nothing."""
+    """Limit values to float32's range. A value at the limit proves nothing."""
     return np.asarray(np.clip(values, -_LARGEST, _LARGEST))
 
 
@@ -51,7 +51,7 @@ class Lanes:
 
     @property
     def count(self) -> int:
-        """L."""
+        """The number of lanes, L."""
         return -(-self.num_query_components * self.padded_components // VECTOR) * VECTOR
 
     @property
@@ -65,7 +65,7 @@ class Lanes:
         return _lane_of_pair(self)
 
     def spread(self, values: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-        """Values per pair (..., P) as float32 per lane (..., L), zero in the padding."""
+        """Copy values per pair (..., P) to float32 values per lane (..., L), zero in the padding."""
         out = np.zeros((*values.shape[:-1], self.count), dtype=np.float32)
         out[..., self.of_pair] = bounded(values)
         return out
@@ -81,7 +81,7 @@ def _lane_of_pair(lanes: Lanes) -> npt.NDArray[np.int64]:
 
 LEVELS = 127
 _UP = 1 + 2.0**-20  # far more than the few roundings between a residual and its stored norm
-_CHUNK = 1024  # items, a multiple of VECTOR: temporary arrays stay in the cache
+_CHUNK = 1024  # items at a time, a multiple of VECTOR; temporary arrays fit in the cache
 
 
 class BoundItems:
@@ -137,7 +137,7 @@ class BoundItems:
             codes += 128
             padded = np.full((*codes.shape[:2], padded_width), 128, dtype=np.uint8)
             padded[:, :, : lanes.width] = codes
-            # Four codes move as one number.
+            # Four codes are copied as one number.
             quads[rows, :, : lanes.num_item_components] = padded.view(np.uint32).swapaxes(1, 2)
 
     def _code_gates(self, scorer: MolScorer) -> None:
@@ -154,16 +154,16 @@ class BoundItems:
 
 
 class AverageItems:
-    """Items' mean components in int8, in blocks of sixteen: a rough ranking without a certificate.
+    """Items' mean components in int8, in blocks of sixteen, for a rough ranking without a certificate.
 
-    Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero, one scale for all: only the order matters.
+    Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero. All have one scale, because only the order matters.
     """
 
     def __init__(self, scorer: MolScorer) -> None:
         self.num_items, self.width = scorer.num_items, scorer.width
         self.quads = -(-scorer.width // 4)
         blocks = -(-scorer.num_items // VECTOR)
-        # The means of all items would be a copy of a large part of the states.
+        # Means are computed twice in chunks, because the means of all items would need much memory.
         means = ((start, components.mean(axis=1)) for start, components in _chunks(scorer.components))
         reach = max((np.abs(part).max() for _, part in means), default=np.float32(0))
         scale = np.float32(reach / LEVELS or 1)

@@ -24,7 +24,7 @@ _ABSURD = 1e15  # larger numbers could overflow float32 when multiplied
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survivors:
-    """Per query: the ascending rows (n_b,) that remain, and how many items reached the gate test (B,)."""
+    """Per query: remaining rows (n_b,), ascending, and the number of items that reached the gate test (B,)."""
 
     rows: list[npt.NDArray[np.int64]]
     tested: npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ class BoundPass:
     ) -> None:
         """Prepare the items.
 
-        by_gates False: stop at the largest cosine (the paper's Algorithm 1). kernels: another library than this
+        by_gates: False tests only the largest cosine, as the paper's Algorithm 1. kernels: library, by default this
         processor's.
         """
         self.scorer = scorer
@@ -102,7 +102,7 @@ class BoundPass:
         thresholds: npt.NDArray[np.float64],
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> Survivors:
-        """The allowed items that may have s >= threshold (B,); no other has. allowed: (X,) or (B, X)."""
+        """The allowed items that may have s >= threshold (B,); all others are below. allowed: (X,) or (B, X)."""
         items, num_queries, kernels = self.items, len(queries), self._kernels
         if not num_queries:
             return Survivors(rows=[], tested=np.zeros(0, dtype=np.int64))
@@ -158,9 +158,7 @@ def best_averages(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[npt.NDArray[np.int64]]:
-    """Ascending rows of the `size` allowed items, or all if fewer, whose mean has the largest product
-    with the query's.
-    """
+    """Ascending rows of at most `size` allowed items whose means have the largest products with the query's mean."""
     size = min(size, averages.num_items)
     width = averages.width
     means = queries.components.mean(axis=1)

@@ -25,7 +25,7 @@ Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]
 
 UNIT = 2.0**-24
-WEIGHT_ERROR = 0.0045  # relative, of exp(SiLU) from a table with steps of 1 / 128 (e^(1.0999 / 256) - 1 = 0.0043)
+WEIGHT_ERROR = 0.0045  # relative error of exp(SiLU) from a table with steps of 1 / 128: e^(1.0999 / 256) - 1 = 0.0043
 TURN = -1.2784645  # where SiLU is smallest
 _UP = 1 + 2.0**-20
 
@@ -34,7 +34,7 @@ _UP = 1 + 2.0**-20
 class QueryTables:
     """Arrays (B, L) unless noted: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp.
 
-    Arrays with a value per lane begin on a cache line, because vectors that crossed one took a quarter of the time.
+    Arrays with a value per lane begin on a cache line, because loads across lines took a quarter of the time.
     largest (B,): the largest magnitude among a query's float32 numbers, NaN if one is NaN.
     """
 
@@ -82,7 +82,7 @@ def query_tables(
     largest = norms.max(axis=1, initial=0.0)
     magnitude = largest * items.largest_norm
     all_norms = np.sqrt((norms**2).sum(axis=1))
-    # For sums of at most `terms` numbers: one relative slack.
+    # One relative slack covers all sums, which have at most `terms` numbers.
     terms = lanes.num_pairs + 64
     slack = 2 * terms * UNIT
     scalars = np.zeros((num_queries, 8))

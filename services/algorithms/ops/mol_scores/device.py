@@ -1,8 +1,8 @@
-"""Mixture-of-Logits scores on a torch device: one fast pass bounds every score; float64 decides the few that matter.
+"""Mixture-of-Logits scores on a torch device: one fast pass bounds every score; float64 orders the candidates.
 
-On a CUDA card the pass is `kernel.py` in half precision (`kernel_error.py`). Elsewhere, and for values beyond half
-precision, it is the plain formula in float32, in chunks (`rounding.py`). `bounds` and `scores_float64` do not wait for
-the device or copy from it, so CUDA graphs can capture them.
+On a CUDA card `kernel.py` computes the bounds in half precision, see `kernel_error.py`. Elsewhere, and for values
+beyond half precision, they come from the plain formula in float32, in chunks, see `rounding.py`. `bounds` and
+`scores_float64` do not wait for the device or copy from it, so CUDA graphs can capture them.
 
 Letters: B queries, X items, n scored items per query, K results, P_q query components, P pairs, d component width, G
 gate hidden width.
@@ -33,9 +33,9 @@ class DeviceQueries:
     """B queries on the device, with their scores' errors.
 
     Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate (B, P
-    as the kernel rounds it) in the kernel's format; errors (B, 3): for the kernel, the numbers of `kernel_error`; for
-    the plain pass, the bound on |score - exact| in the first column; double_error (B,) float64: that bound for float64
-    scores. half_fits: first stages may use half precision; fused: scores come from the kernel.
+    as the kernel rounds it) in the kernel's format; errors (B, 3): the terms of `KernelError`, or, for the plain pass,
+    the bound on |score - exact| in the first column; double_error (B,) float64: the bound for float64 scores.
+    half_fits: whether first stages may use half precision. fused: whether the kernel scores.
     """
 
     components: torch.Tensor
@@ -68,12 +68,12 @@ class DeviceScorer:
         kernels: bool | None = None,
         chunk_bytes: int = 64 << 20,
     ) -> None:
-        """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether they run,
-        default on a CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for
-        wide components.
+        """Copy X items. precision: format of the kernel's operands; bounds include its error. kernels: whether to run
+        kernels, by default on a CUDA card. chunk_bytes: limit of each intermediate tensor of the plain passes, and of
+        the kernel for wide components.
 
-        float16's error is an eighth of bfloat16's at the same speed, but searches with values above 30,000 take the
-        plain pass. Raises: ValueError for an empty index or gates and components that disagree.
+        float16 has an eighth of bfloat16's error at the same speed, but values above 30,000 need the plain pass.
+        Raises: ValueError for no items, or if gates and components disagree.
         """
         if precision not in LARGEST:
             raise ValueError(f"precision={precision!r}; allowed: float16, bfloat16")
@@ -122,7 +122,7 @@ class DeviceScorer:
             gate = torch.from_numpy(np.array(queries.gate))
         half = components.to(_half(self.precision))
         double_error = self.error_bounds_float64(queries)
-        # With float64's own error, items whose float64 scores cannot be distinguished from the K-th are kept.
+        # The error of float64 is added to keep items whose float64 scores cannot be distinguished from the K-th.
         base = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32) + double_error
         errors = np.zeros((len(queries), 3), dtype=np.float32)
         errors[:, 0] = np.nextafter((base * (1 + 2**-22)).astype(np.float32), np.float32(np.inf))
@@ -151,7 +151,7 @@ class DeviceScorer:
         )
 
     def cosine_errors(self, queries: QueryStates, prepared: DeviceQueries) -> npt.NDArray[np.float64]:
-        """Bound the error of a first stage's cosines, for every item: (B, P)."""
+        """Error bounds (B, P) of a first stage's cosines with any item."""
         if prepared.half_fits:
             return self._error.cosine_errors(queries, prepared.half.float().cpu().numpy())
         return rounding.cosine_errors(queries, self.magnitudes)
@@ -170,8 +170,8 @@ class DeviceScorer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Upper and lower bounds on s of every item, or of `rows` (B, n), -1 for none: (B, n) float32 each.
 
-        -inf where no item is allowed; allowed: (1 or B, X) uint8. grouped: the lower bounds may be those of the best of
-        each group of items: fewer columns, whose K-th largest is at most the true one.
+        -inf without an allowed item; allowed: (1 or B, X) uint8. grouped: allow one lower bound per group of items, its
+        largest; the K-th largest of these is at most the K-th largest of all.
         """
         if queries.fused:
             assert self._fused is not None
@@ -233,7 +233,9 @@ def mixture(
     item_gate: torch.Tensor | None,
     weights: tuple[torch.Tensor, ...] | None,
 ) -> torch.Tensor:
-    """s of cosines (b, n, P), gates (b, 1, P) and (b or 1, n, P) and the pair gate, in the cosines' dtype: (b, n)."""
+    """s (b, n), in the cosines' dtype, from cosines (b, n, P), gates (b, 1, P) and (b or 1, n, P), and the pair
+    gate.
+    """
     if cosines.shape[-1] == 1:
         return cosines[..., 0]
     silu = torch.nn.functional.silu
@@ -296,8 +298,8 @@ class DeviceAnswer:
     """The exact top K of B pools, on the device.
 
     Shapes: rows (B, K') int64 and scores (B, K') float64, padded with -1 and -inf; kth_scores (B,): a lower bound of
-    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): items to evaluate in float64. Above `capacity`
-    the answer is invalid.
+    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): number of items to evaluate in float64, above
+    `capacity` if the answer is invalid.
     """
 
     rows: torch.Tensor
@@ -318,9 +320,10 @@ def exact_answer(
     """The top `k` of each query's pool (B, n) of distinct rows, padded with -1, or of all items. allowed (1 or B, X):
     uint8.
 
-    The K-th largest lower bound is the threshold, because K items score at least as much. Items whose upper bound
-    reaches it are evaluated in float64; equal scores are ordered by row. A CUDA graph can capture it: nothing waits for
-    the device. So `capacity` limits the evaluated items in advance; if it was too low, the caller repeats the call.
+    The threshold is the K-th largest lower bound, because K items score at least as much. Items whose upper bound
+    reaches it are evaluated in float64; equal scores are ordered by row. CUDA graphs can capture this function, since
+    nothing waits for the device. So `capacity` limits the evaluated items in advance; if it was too low, the caller
+    repeats the call.
     """
     count = scorer.num_items if pool is None else pool.shape[1]
     grouped = pool is None and queries.fused and count // _GROUP >= _GROUPS_PER_RESULT * k

@@ -1,4 +1,4 @@
-"""Launch the kernels of `kernel.py`: rounded shapes, pair order, chunks, grid.
+"""Launch the kernels of `kernel.py`: round shapes, order pairs, and choose chunks and grid.
 
 At import, Triton decides whether kernels are compiled or interpreted, so only a scorer on a card, and the kernels'
 tests, import this.
@@ -18,8 +18,8 @@ from services.algorithms.scoring.states import PairGate
 
 TILE = 64  # items of one program: the rows of one warpgroup's matrix instruction
 _WARPS = 4
-# Above this one item tile does not fit next to the weights in shared memory (227 KB on H100/H200, two programs per
-# multiprocessor), and `cosines_kernel` computes cosines.
+# A larger item tile does not fit next to the weights in shared memory (227 KB on H100/H200, for two programs per
+# multiprocessor). Then `cosines_kernel` computes cosines.
 _TILE_BYTES = 72 << 10
 _ENOUGH_PROGRAMS = 1024  # 132 multiprocessors, two programs at a time, four waves
 
@@ -29,13 +29,13 @@ def _power_of_two(size: int, least: int) -> int:
 
 
 def _fast(tensor: torch.Tensor) -> bool:
-    """Whether NVIDIA's instructions exist: not in the interpreter, nor on other cards."""
+    """Whether NVIDIA's instructions exist. The interpreter and other cards lack them."""
     return tensor.device.type == "cuda" and torch.version.hip is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairShape:
-    """P_q, P_x, d, G as given (G = 0 without a pair gate) and rounded up."""
+    """P_q, P_x, d and G, as given and rounded up. G is 0 without a pair gate."""
 
     query_components: int
     item_components: int
@@ -142,8 +142,8 @@ class FusedItems:
         """Upper and lower bounds on s of every item, or of `rows` (B, n) with -1 for no item: (B, n) float32 each.
 
         Shapes: components (B, P_q, d) in half precision, query_gate from `query_gate`, errors (B, 3) from
-        `KernelErrorModel`, allowed (1 or B, X) uint8. -inf where no item is allowed. grouped: lower bounds are those of
-        the best of every `TILE` items, (B, ceil(n / TILE)).
+        `KernelErrorModel`, allowed (1 or B, X) uint8. -inf where no item is allowed. grouped: return the largest lower
+        bound of every `TILE` items, (B, ceil(n / TILE)).
         """
         # The kernels need contiguous rows.
         components, rows = components.contiguous(), None if rows is None else rows.contiguous()
@@ -178,8 +178,8 @@ class FusedItems:
         *,
         grouped: bool,
     ) -> None:
-        """Score `size` items or rows from column `first` of `out`, the bounds. chunk: cosines, rows
-        and masks, if any.
+        """Score `size` items or rows into the bounds `out`, from column `first` on. chunk: cosines, rows and masks, if
+        any.
         """
         shape, num_queries = self._shape, len(components)
         unused = out[0]  # a pointer that the compiled variant never reads

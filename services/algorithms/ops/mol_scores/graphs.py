@@ -1,7 +1,7 @@
 """CUDA graphs of searches: a small batch has about forty launches, which a graph replays as one.
 
-A key's second call captures, so that single calls cost no capture. The least recently used graphs are evicted. A replay
-writes into the graph's tensors, so callers must hold a lock.
+The second call with a key is captured, so single calls cost no capture. The least recently used graphs are evicted. A
+replay writes into the graph's tensors, so callers must hold a lock.
 """
 
 from collections import OrderedDict
@@ -74,7 +74,7 @@ class CapturedCalls(Generic[Output]):
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile; only this thread must not wait for it.
+        # During capture, this thread must not wait for the device; other threads may use it.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             output = function(own)
         return _Captured(graph, own, output)

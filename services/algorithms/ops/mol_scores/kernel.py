@@ -29,14 +29,17 @@ def _silu_of_double(half, FAST: tl.constexpr):
 
 @triton.jit
 def _dot(left, right, total, FAST: tl.constexpr):
-    """left @ right + total in float32. Triton's interpreter multiplies the bits of bfloat16, hence the else branch."""
+    """left @ right + total in float32. The else branch exists because Triton's interpreter multiplies bfloat16's
+    bits.
+    """
     if FAST:
         return tl.dot(left, right, total)
     else:
         return tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
 
 
-# Triton compiles again, in 1 to 3 s, for a number that is 1 or divisible by 16, which gains nothing for these.
+# For a number that is 1 or divisible by 16, Triton would compile again, in 1 to 3 s. For these numbers this gains
+# nothing.
 _ANY_NUMBER = [
     "allowed_stride", "num_scored", "first_item", "upper_stride", "lower_stride", "num_queries", "queries_per_program"
 ]  # fmt: skip

@@ -1,13 +1,14 @@
-"""How far a score of `kernel.py` can be from its exact value; the kernel computes the norm of the cosines.
+"""A bound on the error of a score of `kernel.py`. The kernel computes the norm of the cosines.
 
 For one query-item pair with cosines c, hidden values h = SiLU(z) and gating weights pi, all as computed,
 
     |s computed - s exact| <= base + D e^D sd_pi(c),    D = constant + per_cosine ||c||
 
-- *base* bounds the errors of the cosines. Rounding of the stored vectors f', g' is measured: by Cauchy-Schwarz
-  ||f - f'|| ||g|| + ||f'|| ||g - g'||.
-- *D* bounds the error of every gate logit (after SiLU). Moving the logits by at most D along a line changes s at the
-  rate Cov_pi(change, c) <= D sd_pi(c), and sd_pi(c) by at most e^(t D): equal cosines leave no gate error. Errors pass
+- *base* bounds the errors of the cosines. The rounding error of the stored vectors f', g' is measured: by
+Cauchy-Schwarz it is at most ||f - f'|| ||g|| + ||f'|| ||g - g'||.
+- *D* bounds the error of every gate logit (after SiLU). When logits move by at most D along a line, s changes at the
+rate Cov_pi(change, c) <= D sd_pi(c), and sd_pi(c) grows at most by e^(t D). So equal cosines leave no gate error.
+Errors pass
   through W2 SiLU(W1 c + b1) + b2 as Euclidean norms, with SiLU' in [-0.1, 1.1] = 0.5 +- 0.6, so that an error e of c
   becomes at most (0.5 ||(W2 W1)_p|| + 0.6 ||W2_p|| ||W1||) ||e||. The norm of the pair's own cosines makes D far
   tighter than the worst case. For the hidden values, ||z|| <= ||W1|| ||c|| + ||b1|| suffices (their exact norm cost
@@ -28,9 +29,9 @@ import torch
 from services.algorithms.ops.mol_scores.rounding import DoubleArray
 from services.algorithms.scoring.states import FloatArray, PairGate, QueryStates
 
-UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half the gap between neighbours, relative
-_SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134}  # ... and absolute, below the normal numbers
-LARGEST = {"float16": 30_000.0, "bfloat16": 1e30}  # of any value that is rounded to half precision
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half the relative gap between neighbouring numbers
+_SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134}  # half the absolute gap, below the normal numbers
+LARGEST = {"float16": 30_000.0, "bfloat16": 1e30}  # limit of values that are rounded to half precision
 _SUM = 2.0**-22
 _TANH = 2.0**-10.9
 _FLOAT32 = 2.0**-23
@@ -40,7 +41,7 @@ _SECOND_ORDER = 1.002  # products of two errors, and the kernel's float32 sums o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredItems:
-    """The effect of storing a catalogue in half precision: largest values over its items.
+    """Largest values over a catalogue's items, which bound the effect of storing them in half precision.
 
     Shapes: norms and residual norms ||g - g'|| (P_x,); gates |x| and |x - x'| (P,), None without item gates.
     """
@@ -88,7 +89,7 @@ class KernelErrorModel:
             query_gate = np.abs(queries.gate.astype(np.float64))
             gate = query_gate * (items.gates + items.gate_residuals)
             gate_error = query_gate * items.gate_residuals
-        # SiLU(z)'s error per |z|, plus exp's: rounding exp's argument is an error of the logit too.
+        # The error of SiLU(z) per |z|, plus exp's rounding error of its argument, the logit.
         function = _TANH / 2 + 16 * _FLOAT32
         if self._network is not None:
             network = self._network
@@ -114,7 +115,7 @@ class KernelErrorModel:
         return self._cosines(queries.components.astype(np.float64), stored.astype(np.float64))[1] * _SECOND_ORDER
 
     def _cosines(self, exact: DoubleArray, half: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """abs(cosine) as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
+        """Bounds (B, P) of |cosine| as computed and of its error, for components (B, P_q, d), exact and as stored."""
         items = self._items
         norms = np.linalg.norm(half, axis=-1)[:, :, None]
         residuals = np.linalg.norm(exact - half, axis=-1)[:, :, None]
@@ -143,7 +144,7 @@ class _Network:
         largest_row = float(rows.max())
         product = np.linalg.norm(w2 @ w1, axis=1)
         self.per_read = float((_SLOPE_CENTRE * product + _SLOPE_RADIUS * rows * spectral).max())
-        # Measured: a matrix's rounding errors have a far smaller norm than the matrix times the unit.
+        # Rounding errors are measured, because their norm is far below the matrix's norm times the unit.
         apart1, apart2 = _residual(pair_gate.hidden_weight, precision), _residual(pair_gate.out_weight, precision)
         largest_apart = float(np.linalg.norm(apart2, axis=1).max())
         first_sums, second_sums = (num_pairs + 6) * _SUM, (num_hidden + 6) * _SUM
@@ -152,7 +153,7 @@ class _Network:
         before_constant = first_sums * float(np.linalg.norm(b1))
         self.hidden_per_cosine = 0.5 * (spectral + before_per_cosine) * (1 + unit**2)
         self.hidden_constant = 0.5 * (float(np.linalg.norm(b1)) + before_constant)
-        # ||h|| <= 2 ||z / 2||. Errors: tanh, the function's own steps, and h's rounding to half precision.
+        # ||h|| <= 2 ||z / 2||. Errors come from tanh, SiLU's own steps, and rounding h to half precision.
         hidden_per_hidden = _TANH + 16 * _FLOAT32 + 2 * unit * (1 + _TANH)
         self.per_cosine = _SLOPE * largest_row * _SLOPE * before_per_cosine
         own = largest_row * hidden_per_hidden + 2 * (largest_apart + second_sums * largest_row) * (1 + 2 * unit)

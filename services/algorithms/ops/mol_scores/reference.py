@@ -1,7 +1,7 @@
 """The Mixture-of-Logits formula in plain PyTorch: the reference for every faster path.
 
-It materialises (B, X, P) and (B, X, G): for tests and small catalogues. float64 is the definition of *exact*, float32
-shows a direct transcription's loss.
+It materialises (B, X, P) and (B, X, G), so it suits tests and small catalogues. float64 defines *exact*; float32 shows
+the error of a direct transcription.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """

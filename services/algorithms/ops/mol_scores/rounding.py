@@ -1,7 +1,8 @@
-"""How far a Mixture-of-Logits score computed in floating point can be from its exact value.
+"""A bound on the floating-point error of a Mixture-of-Logits score.
 
-The bound follows the formula step by step with one query's magnitudes and the largest of all items. So it holds for
-every item and order of summation (Higham's gamma_n), in the kernel and in BLAS. Vectors are bounded by Euclidean norms,
+The bound follows the formula step by step with one query's magnitudes and the largest magnitudes of all items. So it
+holds for every item and order of summation (Higham's gamma_n), in the kernel and in BLAS. Vectors are bounded by
+Euclidean norms,
 matrices by spectral norms: with c the P cosines and M_p = ||f|| ||g|| their magnitudes,
 
     ||c|| <= C = ||F|| ||G||_F                       ||dc|| <= gamma_d ||M||
@@ -9,10 +10,10 @@ matrices by spectral norms: with c the P cosines and M_p = ||f|| ||g|| their mag
     ||h|| <= Z                                       ||dh|| <= max |SiLU'| ||dz|| + units Z
     |g_p| <= A_p = ||W2_p|| Z + |b2_p| + |q_p x_p|   |dg_p| <= ||W2_p|| ||dh|| + gamma_G+1 (A_p - |q_p x_p|) + 3 u A_p
 
-and so on through the softmax. Sums of absolute values would be 1.3 times as large at a trained 4x2x32 gate and 1.8
-times at 8x4x64 (this bound: 1e-4 and 4e-4; observed errors: 1e-7, which nothing proves). exp and SiLU must be within 8
-units of roundoff; vector.hpp states 4 and 6. Below exp(-87.3) weights saturate instead; that and denormal numbers are
-covered by 1e-35.
+and so on through the softmax. Bounds by sums of absolute values would be 1.3 times as large at a trained 4x2x32 gate
+and 1.8 times at 8x4x64. This bound is 1e-4 and 4e-4; observed errors are 1e-7, but unproven. exp and SiLU must be
+within 8 units of roundoff; vector.hpp states 4 and 6. Below exp(-87.3) weights saturate; 1e-35 covers this and denormal
+numbers.
 
 Letters: B queries, P_x item components, P pairs, d component width, G gate hidden width.
 """
@@ -33,13 +34,13 @@ FLOAT64 = 2.0**-53
 FLOAT64_PER_FLOAT32 = FLOAT64 / FLOAT32
 _FUNCTION_UNITS = 8
 _SILU_SLOPE = 1.0999  # max |SiLU'|
-_SECOND_ORDER = 1.01  # products of two relative errors, left out below
+_SECOND_ORDER = 1.01  # covers products of two relative errors
 _ABSOLUTE = 1e-35
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemMagnitudes:
-    """The largest values over a catalogue: norms (P_x,) of components, gate (P,) or None, and their width d."""
+    """Largest magnitudes over a catalogue: norms (P_x,) of components, and gate (P,) or None. width: d."""
 
     norms: DoubleArray
     gate: DoubleArray | None
@@ -48,7 +49,9 @@ class ItemMagnitudes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _NetworkNorms:
-    """The pair gate's norms: of W1 spectral and Frobenius, of b1, of W2's rows (P,), |b2| (P,); and G."""
+    """The pair gate's norms: W1's spectral and Frobenius norms, the norms of b1 and of W2's rows (P,), |b2| (P,); and
+    G.
+    """
 
     hidden: float
     hidden_frobenius: float
@@ -60,7 +63,7 @@ class _NetworkNorms:
 
 @lru_cache(maxsize=16)
 def _network_norms(gate: PairGate) -> _NetworkNorms:
-    """Cached, because every search needs a spectral norm, a millisecond for 128 x 64."""
+    """Cached, because every search needs a spectral norm, which takes a millisecond for 128 x 64."""
     hidden = gate.hidden_weight.astype(np.float64)
     return _NetworkNorms(
         hidden=float(np.linalg.norm(hidden, ord=2)),
@@ -115,7 +118,7 @@ def error_bounds(
         gate = gate + np.abs(queries.gate.astype(np.float64)) * items.gate
     # |SiLU(g)| <= |g|, so `gate` bounds the logits too.
     logit_error = _SILU_SLOPE * (gate_error + 3 * unit * gate) + function_error * gate
-    # Softmax: subtracting the maximum rounds once; exp's relative error is one more error of the logit.
+    # In softmax, subtracting the maximum rounds once; exp's relative error adds to the logit's error.
     largest_logit_error = logit_error.max(axis=1) + 2 * unit * gate.max(axis=1) + function_error
     # s = sum pi c has |ds| <= max |dlogit| * E|c - s|, and E|c - s| <= C for |c| <= C.
     total = (
@@ -127,7 +130,7 @@ def error_bounds(
 def _cosine_norms(
     queries: QueryStates, items: ItemMagnitudes, cosine: DoubleArray, unit: float
 ) -> tuple[DoubleArray, DoubleArray]:
-    """Bounds over all items of ||c||, the P cosines' norm, and of their errors' norm: (B,) each."""
+    """Bounds over all items of ||c||, the norm of the P cosines, and of the norm of their errors, (B,) each."""
     components = queries.components.astype(np.float64)
     # The cosines are the matrix F G': its Frobenius norm is at most ||F|| ||G||_F.
     spectral = np.sqrt(np.linalg.eigvalsh(components @ components.transpose(0, 2, 1))[:, -1].clip(min=0))

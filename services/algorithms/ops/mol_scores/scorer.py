@@ -1,7 +1,8 @@
 """Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
 
-The compiled kernel (cpu.cpp) computes scores, except dot products with all items (P = 1): there BLAS is fastest. The
-bound applies to both.
+The compiled kernel (cpu.cpp) computes scores. Only dot products with all items (P = 1) use BLAS, which is fastest
+there.
+The bound applies to both.
 
 Letters: B queries, X items, P_x item components, P pairs, d component width.
 """
@@ -23,7 +24,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 Rows = npt.NDArray[np.int64]
 
-# Enough work for one more thread (60 us against 20 us to start it).
+# The work that justifies one more thread: it takes 60 us, starting the thread 20 us.
 _MULTIPLY_ADDS_PER_THREAD = 4_000_000
 
 
@@ -41,14 +42,14 @@ FloatVector = npt.NDArray[np.float32]
 DoubleVector = npt.NDArray[np.float64]
 Real = TypeVar("Real", np.float32, np.float64)
 
-_DOT_FLOATS = 1 << 16  # of dot products at a time: their transposition stays in cache
+_DOT_FLOATS = 1 << 16  # dot products at a time, so that they are transposed in cache
 
 
 class MolScorer:
     """X items ready to be scored. Thread-safe.
 
-    components (X, P_x, d) and item_gate (X, P), or None: the given arrays, memory maps included, read-only, copied if
-    not C-contiguous. Memory besides results: about 200 KB per thread.
+    components (X, P_x, d) and item_gate (X, P) or None are the given arrays, which may be memory maps, or copies if not
+    C-contiguous. They are only read. Besides results, a call needs about 200 KB per thread.
     """
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, kernels: ctypes.CDLL | None = None) -> None:
@@ -82,7 +83,7 @@ class MolScorer:
 
     @lazy_property
     def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
-        """Each pair's least and largest item gate (P,), if any; 0 without items."""
+        """Each pair's least and largest item gate (P,), 0 without items; None without gates."""
         if self.item_gate is None:
             return None
         if not self.num_items:
@@ -127,7 +128,7 @@ class MolScorer:
 
     def error_bounds(self, queries: QueryStates) -> DoubleVector:
         """Bound |float32 score - exact value| for every item, per query: (B,)."""
-        # One search asks repeatedly for the same queries.
+        # The last bounds are cached, because a search asks repeatedly.
         last = self._last_bounds
         if last is None or last[0] is not queries:
             bounds = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32)

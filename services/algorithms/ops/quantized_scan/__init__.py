@@ -1,6 +1,6 @@
 """The best of X vectors by dot product, from small integer codes in cells.
 
-`cells.py` defines the format; `cpu.cpp` searches it in one native call, because queries take 0.1 ms.
+`cells.py` defines the format; `cpu.cpp` searches it in one native call, since a query takes only 0.1 ms.
 
 Letters: B queries, X items, C cells, d width, h coded width.
 """
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cells:
-    """The format of codes: C cells, 4 or 8 bits per coded dimension, h coded dimensions (None: all d)."""
+    """The format of codes: C cells, 4 or 8 bits per coded dimension, h coded dimensions, None for all d."""
 
     num_cells: int
     bits: int
@@ -67,7 +67,7 @@ class Cells:
         return CellCodes
 
     def coded(self, vectors: FloatMatrix, *, seed: int) -> CellCodes:
-        """Train on a sample and code X vectors (X, d) float32. Equal seeds make equal codes.
+        """Train on a sample and code vectors (X, d) float32. Equal seeds make equal codes.
 
         Raises: ValueError for no vectors or a coded_width above d.
         """
@@ -86,9 +86,9 @@ class Cells:
 
 
 def default_cells(num_items: int, width: int) -> Cells:
-    """The measured best format: 1.25 sqrt(X) cells, but at most one per 16 items.
+    """The best format in measurements: 1.25 sqrt(X) cells, but at most one per 16 items.
 
-    Up to 64 dimensions are coded in 8 bits each; of wider vectors, half the dimensions in 4 bits each.
+    Vectors of up to 64 dimensions have 8 bits per dimension; wider ones have 4 bits for half the dimensions.
     """
     num_cells = max(1, min(round(1.25 * num_items**0.5), num_items // 16))
     return (
@@ -149,16 +149,16 @@ def codes_key(part: str, cells: Coding[Codes], seed: int) -> str:
 def vectors_coded(
     part: str, vectors: Callable[[], FloatMatrix], shape: tuple[int, int], /, *, cells: Coding[Codes], seed: int
 ) -> Codes:
-    """A `Coder` without existing codes."""
+    """A `Coder` that always computes codes."""
     return cells.coded(vectors(), seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """A search's extent: the `probes` nearest cells (more until the pool is full).
+    """Which cells a search visits: the `probes` nearest, and more until the pool is full.
 
-    reach: cells are visited in order of <q, centre> + reach ||q|| times the cell's root mean square residual, until
-    that is below the pool's worst score. 0: all `probes` cells, in order of <q, centre>.
+    reach: cells are visited in descending order of <q, centre> + reach ||q|| times the cell's root mean square
+    residual, until it is below the pool's worst score. 0: all `probes` cells, in order of <q, centre>.
     """
 
     probes: int
@@ -176,7 +176,7 @@ class CellAnswer:
     """The best of B queries, best first, ties by row.
 
     Shapes: rows (B, n), scores (B, n), padded with -1 and -inf; bounds (B,): no allowed item outside the pool scores
-    above it, -inf if none was omitted; touched (B, 2): items scanned, exact products.
+    above it, -inf if none was omitted; touched (B, 2): numbers of scanned items and of exact products.
     """
 
     rows: npt.NDArray[np.int64]
@@ -219,8 +219,8 @@ class CellScan:
         vectors: FloatMatrix | None = None,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
-        """Prepare the scan. vectors: the coded ones (X, d), for exact products; without them only `pool` works.
-        kernels: another library than this processor's.
+        """Prepare the scan. vectors: the uncoded vectors (X, d), without which only `pool` works. kernels: library, by
+        default this processor's.
         """
         self.codes = codes
         ranks = np.arange(codes.num_items, dtype=np.int64)
@@ -238,7 +238,7 @@ class CellScan:
         arrays: tuple[npt.NDArray[np.generic] | None, ...]
         arrays = (centres, spreads, radii, codes.scales, codes.errors, codes.code_norms, codes.counts)
         arrays += (codes.starts, codes.rows, codes.codes, ranks, vectors, codes.projection)
-        self._alive = arrays  # referenced by address alone
+        self._alive = arrays  # C code refers to these by address
         largest_centre_norm = np.linalg.norm(codes.centres.astype(np.float64), axis=1).max()
         largest = (float(codes.errors.max()), float(codes.code_norms.max()), float(largest_centre_norm))
         self._cells = _Cells(*sizes, *map(address, arrays), *largest)
@@ -282,7 +282,7 @@ class CellScan:
         allowed: npt.NDArray[np.bool_] | None = None,
         tolerances: npt.NDArray[np.float64] | None = None,
     ) -> CellAnswer:
-        """The exact `k` best: a bound on the code's error, and cells' radii, exclude the other items. This pays with 8
+        """The exact `k` best. Bounds on the codes' errors, and cells' radii, exclude the other items. This pays with 8
         bits and h = d, where bounds are tight.
         """
         visit = Visit(probes=self.num_cells)
@@ -306,7 +306,7 @@ class CellScan:
         prove: bool,
         rescore: bool,
     ) -> CellAnswer:
-        """Search. prove: bounds, not `visit`, choose the cells. rescore: the pool gets exact products."""
+        """prove: choose cells by bounds, not by `visit`. rescore: evaluate the pool exactly."""
         if rescore and not self._can_rescore:
             raise ValueError("exact products need the vectors")
         num_queries, num_items = len(queries), self.num_items

@@ -1,8 +1,9 @@
 """Vectors as small integer codes in cells: k-means cells, and per item its residual in 8 or 4 bits per dimension.
 
-A cell's residuals x - centre share one step (scale): a score is base + step * (an integer dot product), so the scan
-compares integers. Of wide vectors only the residuals' leading principal directions are coded, rotated at random so that
-one step fits all h coordinates. Blocks of 16 items, 4 dimensions of all 16 per 64 bytes, suit integer dot products.
+A cell's residuals x - centre share one step (scale). A score is base + step * (an integer dot product), so the scan
+compares integers. For wide vectors, only the residuals' leading principal directions are coded, rotated at random so
+that one step fits all h coordinates. A block has 16 items, with 4 dimensions of all 16 in 64 bytes, which suits integer
+dot products.
 
 Letters: X items, C cells, d width, h coded width.
 """
@@ -21,7 +22,7 @@ _ROUND_UP = 1 + 2.0**-12  # norms are in float32, rounded up
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellCodes:
-    """X coded vectors in C cells, none empty after coding.
+    """X coded vectors in C cells. After coding, no cell is empty.
 
     Shapes: centres (C, d); projection (d, h) with orthonormal columns, None for the identity; scales, errors (largest
     ||residual - decoded||), code_norms (largest ||decoded||), radii (largest ||residual||), spreads (root mean square
@@ -69,7 +70,7 @@ class CellCodes:
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide")
 
     def take(self, rows: npt.NDArray[np.int64]) -> "CellCodes":
-        """Codes of some ascending rows, numbered from 0. Other rows' slots become empty; cells keep their bounds."""
+        """Codes of some ascending rows, numbered from 0. Slots of other rows become empty; bounds of cells stay."""
         numbers = np.full(self.num_items + 1, -1, dtype=np.int32)  # the last number, -1, is for empty slots
         numbers[rows] = np.arange(len(rows))
         kept = numbers[self.rows]
@@ -99,9 +100,9 @@ def encode(
 ) -> CellCodes:
     """Code the residuals of X vectors (X, d) from the centres (C, d) of their cells (X,), without empty cells.
 
-    projection (d, h): the coded directions (`principal_directions`); None: all coordinates. 8 bits: a cell's step is
-    its largest residual coordinate / 127. 4 bits: 0.335 of the coordinates' root mean square, the step of least error
-    for normally distributed values and 16 levels (Max 1960); larger values are clipped. Memory: chunks of 16 MB.
+    projection (d, h): the coded directions (`principal_directions`), None for all coordinates. With 8 bits, a cell's
+    step is its largest residual coordinate / 127. With 4 bits, it is 0.335 of the coordinates' root mean square, the
+    best step for normally distributed values and 16 levels (Max 1960); larger values are clipped. Memory: 16 MB chunks.
     Raises: ValueError for bits other than 4 and 8.
     """
     if bits not in (4, 8):
@@ -147,7 +148,7 @@ def encode(
         whole = decoded if projection is None else decoded @ projection.T
         np.maximum.at(errors, owner, np.linalg.norm(residuals - whole, axis=1))
         padded[slots[start : start + chunk], :coded_width] = codes.astype(np.uint8)
-    # Decoding and subtracting in float32 may hide this much error.
+    # The rounding errors of decoding and subtracting in float32 are at most this.
     roundings = (width + 16) * 2.0**-24 * radii * (1 if projection is None else coded_width**0.5)
     parts = padded.reshape(-1, LANES, groups, per_byte, 4).transpose(0, 2, 3, 1, 4).reshape(-1, groups, per_byte, 64)
     packed = parts[:, :, 0] if bits == 8 else parts[:, :, 0] | (parts[:, :, 1] << 4)
@@ -172,10 +173,9 @@ def encode(
 def train_centres(
     vectors: FloatMatrix, num_cells: int, *, seed: int, sample_per_cell: int = 64, rounds: int = 10
 ) -> FloatMatrix:
-    """Centres of `num_cells` cells (C, d), at most one per vector, by Lloyd's k-means on a sample, deterministic by
-    seed.
+    """Centres (C, d) of `num_cells` cells, at most one per vector, by Lloyd's k-means on a sample.
 
-    A cell without points moves to a random point of the sample.
+    Equal seeds give equal centres. The centre of an empty cell becomes a random point of the sample.
     """
     generator = np.random.default_rng(seed)
     count = min(len(vectors), sample_per_cell * num_cells)
@@ -216,8 +216,8 @@ def principal_directions(
 ) -> FloatMatrix:
     """The `width` directions of largest variance of residuals, rotated at random among themselves: (d, width).
 
-    Up to 65,536 residuals are used. On 135k MiniLM vectors (d 384, 384 cells, 4 bits; share of the exact top 100 within
-    the best 300 by code): all 384 coordinates .9946 in 192 bytes; 192 principal directions .9929, and rotated .9965, in
+    Up to 65,536 residuals are used. The best 300 by code have this share of the exact top 100 (135k MiniLM vectors, d
+    384, 384 cells, 4 bits): all 384 coordinates .9946 in 192 bytes; 192 principal directions .9929, rotated .9965, in
     96.
     """
     generator = np.random.default_rng(seed)
@@ -238,7 +238,7 @@ def assign(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
 
 
 def nearest(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
-    """The nearest centre (C, d) of some vectors (n, d): (n,)."""
+    """Index (n,) of the nearest centre (C, d) of each vector (n, d)."""
     half_squares = np.float32(0.5) * (centres * centres).sum(axis=1)
     step = max(1, (16 << 20) // (4 * len(centres)))
     space = np.empty((min(step, len(vectors)), len(centres)), dtype=np.float32)  # reused: freeing takes the lock

@@ -1,6 +1,6 @@
-"""Where ascending strings belong among other ascending strings.
+"""Find where ascending strings belong among other ascending strings.
 
-A loop in Python takes 5 us per string and blocks the interpreter lock, for which searches then wait.
+A Python loop would take 5 us per string and hold the interpreter lock, so that searches wait.
 
 Letters: n strings, m others.
 """
@@ -29,9 +29,10 @@ class _Strings(ctypes.Structure):
 def rows_before(
     data: Data, ends: Ends, other_data: Data, other_ends: Ends, *, kernels: ctypes.CDLL | None = None
 ) -> npt.NDArray[np.int64]:
-    """How many strings precede each of the others, by bytes: (m,). Both ascend; equal strings may repeat.
+    """How many strings precede each of the others (m,), in order of bytes. Both ascend, and strings may repeat.
 
-    Shapes: data (bytes,) and ends (n,), int32 or int64: string i is data[ends[i - 1]:ends[i]]; others alike (m,).
+    Shapes: data (bytes,) and ends (n,), int32 or int64: string i is data[ends[i - 1]:ends[i]]; the others have (m,)
+    ends.
     Cost:   about 2 log2(n / m) comparisons per other string. kernels: another library than this processor's.
     """
     library = kernels or load_kernels("string_order")

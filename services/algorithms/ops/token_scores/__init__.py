@@ -1,6 +1,6 @@
 """Dot products of a few vectors with chosen rows of a large int8 or half-precision matrix, and unions of row sets.
 
-For an output layer over millions of phrases: one native call (`cpu.cpp`) reads 25,000 scattered rows once and
+It serves an output layer over millions of phrases. One native call (`cpu.cpp`) reads 25,000 scattered rows once and
 multiplies them for all positions.
 
 Letters: V rows, D width, s vectors (positions), U requested rows.
@@ -75,9 +75,9 @@ def token_scores(
 ) -> Floats:
     """Products of `vectors` (s, D) with the `chosen` rows (U,), None for all -> (s, U), a view of a (U, s) array.
 
-    int8: vectors are coded too (step: its largest / 127); integer products are exact. float16: products and sums
-    in float32. kernels: another library than this processor's. Cost: U D bytes read (twice that in float16), U D s
-    multiply-adds.
+    With int8 rows, vectors are coded, too (`code_vectors`), and integer products are exact. With float16 rows, products
+    and sums are in float32. kernels: library, by default this processor's. Cost: U D bytes read, twice that in float16,
+    and U D s multiply-adds.
     """
     library = kernels or load_kernels("token_scores")
     count = len(rows.weights) if chosen is None else len(chosen)
@@ -93,7 +93,9 @@ def token_scores(
 
 
 def products(rows: Floats, vector: Floats, *, kernels: ctypes.CDLL | None = None) -> Floats:
-    """Products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS takes 0.1 ms to wake more."""
+    """Products (m,) of float32 rows (m, D) with one vector (D,), in one thread, because BLAS takes 0.1 ms to wake
+    more.
+    """
     library = kernels or load_kernels("token_scores")
     vector, out = np.ascontiguousarray(vector), np.empty(len(rows), dtype=np.float32)
     library.freshet_products(address(rows), address(vector), *map(_INT64, rows.shape), address(out))

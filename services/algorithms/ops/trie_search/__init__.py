@@ -28,9 +28,9 @@ MAX_POSITIONS = 12  # a node of depth n has a score per set of n used positions:
 
 
 class TrieMatches(NamedTuple):
-    """Best first: identifiers (n,) int32, gains (n,) float32, n at most K.
+    """Matches, best first: identifiers (n,) int32, gains (n,) float32, n at most K.
 
-    No omitted identifier gains more than `bound`; -inf: the beam dropped no node.
+    No omitted identifier gains more than `bound`, -inf if the beam dropped no node.
     """
 
     identifiers: Ints
@@ -73,13 +73,13 @@ def search_trie(
     allowed: npt.NDArray[np.bool_] | None = None,
     kernels: ctypes.CDLL | None = None,
 ) -> TrieMatches:
-    """Several tries' best identifiers together, best first, ties by identifier.
+    """The best identifiers of several tries together, best first, ties by identifier.
 
     Shapes: deleted (I,); tokens (U,), ascending, and their gains (U, s) at each position, C-contiguous; allowed (X,)
-    over the rows of `items`: an identifier needs one allowed item. beams: nodes per level and part. results: K.
-    in_order: token i at position i only. kernels: another library than this processor's.
+    over the item rows; a result has an allowed item. beams: nodes kept per level and part. results: K. in_order: token
+    i may only take position i. kernels: another library than this processor's.
     Raises: ValueError for gains of another shape, beams or results below 1.
-    Cost:   per level and part, s C(s, level) operations for each of at most `beams` nodes, and s per child of theirs.
+    Cost:   per level and part, s C(s, level) operations for each of at most `beams` nodes, and s for each child.
     """
     if len(gains) != len(tokens) or not 1 <= gains.shape[1] <= MAX_POSITIONS:
         raise ValueError(f"gains have shape {gains.shape}; allowed: ({len(tokens)}, 1 to {MAX_POSITIONS})")

@@ -1,7 +1,7 @@
-"""A trie as four integer arrays: built in one vectorised pass, mapped from a file.
+"""A trie as four integer arrays, which can be mapped from a file.
 
-Nodes are numbered level by level, so a node's children are a range, sorted by token, and neighbours' ranges adjoin: one
-boundary per node, likewise for identifiers. 12 bytes per node and 4 per identifier.
+Nodes are numbered level by level, so a node's children are a range, sorted by token. Ranges of successive nodes adjoin,
+so one boundary per node suffices; the same holds for identifiers. A node takes 12 bytes, an identifier 4.
 
 Letters: N nodes (the root included), I identifiers.
 """
@@ -45,7 +45,7 @@ class TrieArrays:
                 raise ValueError(f"{name} decreases; boundaries must not decrease")
         if (self.children[:-1] <= np.arange(nodes)).any():
             raise ValueError("children lie at or before their node; a level follows its parents'")
-        # The root may have a million children: a bit per token marks them, a rank per word finds them.
+        # The root may have a million children, so a bit per token marks them and a rank per word finds them.
         first = self.tokens[1 : self.children[1]]
         there = np.zeros(64 * (int(first.max(initial=-1)) // 64 + 1), dtype=bool)
         there[first] = True
@@ -61,10 +61,10 @@ class TrieArrays:
 
     @classmethod
     def build(cls, tokens: Ints, offsets: npt.NDArray[np.int64], identifiers: Ints) -> Self:
-        """Build from I concatenated token sequences: sequence i is `tokens[offsets[i]:offsets[i + 1]]`. They may be
-        equal.
+        """Build from I concatenated token sequences: sequence i is `tokens[offsets[i]:offsets[i + 1]]`. Sequences may
+        be equal.
 
-        Cost: a sort of I rows of the longest sequence; seconds for 5 million short ones.
+        Cost: a sort of I rows as long as the longest sequence; seconds for 5 million short ones.
         """
         lengths = np.diff(offsets)
         count, longest = len(lengths), int(lengths.max(initial=0))
@@ -84,7 +84,7 @@ class TrieArrays:
             firsts = np.flatnonzero(fresh & here)
             parents.append(node[firsts])
             level_tokens.append(rows[level, firsts])
-            # A finished row stays at its node; within `here` an unchanged path shares the last new one.
+            # A finished row stays at its node. In `here`, a row with an unchanged path shares the previous row's node.
             node[here] = base - 1 + np.cumsum(fresh & here)[here]
             ends_at[here] = node[here]
             base += len(firsts)
