@@ -396,15 +396,18 @@ async def test_surplus_calls_are_refused_early() -> None:
         await release.wait()
         return encoder_pb2.EncodeResponse()
 
-    async with running(wait, max_in_flight=1) as (channel, _, _):
+    async with running(wait, max_in_flight=1) as (channel, _, registry):
         first = asyncio.create_task(_encode(channel))
         await begun.wait()
         with pytest.raises(errors.Overloaded):
             await _encode(channel)
+        assert registry.get_sample_value("freshet_test_rpc_refused_total", {"reason": "overloaded"}) == 1
+        assert registry.get_sample_value("freshet_test_rpc_in_flight") == 1
         release.set()
         await first
         # The permit came back.
         await _encode(channel)
+        assert registry.get_sample_value("freshet_test_rpc_in_flight") == 0
 
 
 async def test_sigterm_finishes_running_calls_then_drains() -> None:
