@@ -134,6 +134,7 @@ def test_what_an_operator_may_do() -> None:
         ({"arms": (ARMS[0], ARMS[0])}, "each name once"),
         ({"arms": (ARMS[0], Arm(name="b", share=0.4))}, "shares that add up to 0.9"),
         ({"arms": (ARMS[0], Arm(name="b", share=1.0))}, r"arms\[1\].share=1.0"),
+        ({"arms": (Arm(name="a", share=0.0), Arm(name="b", share=1.0))}, r"arms\[0\].share=0.0"),
         ({"arms": (ARMS[0], Arm(name="b", share=0.5, diversity=2.0))}, r"arms\[1\].diversity=2.0"),
         ({"arms": (ARMS[0], Arm(name="b", share=0.5, new_item_share=0.6))}, r"arms\[1\].new_item_share=0.6"),
         ({"arms": (ARMS[0], Arm(name="b", share=0.5, max_gap=-0.1))}, r"arms\[1\].max_gap=-0.1"),
