@@ -15,6 +15,7 @@ from services.encoder.domain import (
     EncodedStates,
     EncodeJob,
     cache_key,
+    calls,
     encode_job,
     length_buckets,
     pack_state,
@@ -85,6 +86,12 @@ def test_jobs_are_padded_at_the_end_to_one_of_few_shapes() -> None:
     assert arrays["event_time"].tolist() == [[0, 10, 20, 20, 20], [0, 10, 20, 30, 40]]
     assert arrays["position"].tolist() == [[2, 2, 2, 2], [1, 3, 4, 4]]
     assert arrays["user_index"].tolist() == [[-1], [4]]
+
+
+def test_many_jobs_of_similar_length_share_a_call() -> None:
+    jobs = [job(length, [0]) for length in (1, 99) * 5]
+    assert list(calls(jobs, range(10), 5)) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert list(calls(jobs, range(4), 2)) == [[0, 1], [2, 3]]  # few keep their order
 
 
 class Answers(InferenceServerEncoder):
