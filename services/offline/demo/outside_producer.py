@@ -3,6 +3,7 @@
 Values are Protobuf, keyed by the user id; the producer is idempotent, with acks=all.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ class OutsideProducer:
     def __init__(self, *, bootstrap: Brokers, topic: str, on_acknowledged: OnAcknowledged) -> None:
         self._topic = topic
         self._on_acknowledged = on_acknowledged
+        # A record that is done before its callbacks are added calls them in the caller's thread.
+        self._lock = threading.Lock()
         self.positions: dict[str, tuple[int, int]] = {}
         self.last_offsets: dict[int, int] = {}
         self.acknowledge_ms: list[float] = []
@@ -62,12 +65,16 @@ class OutsideProducer:
 
     def _acknowledged(self, event_id: str, sent: float, metadata: Any) -> None:
         now = time.monotonic()
-        newest = max(self.last_offsets.get(metadata.partition, -1), metadata.offset)
-        self.last_offsets[metadata.partition] = newest
-        if event_id not in self.positions:
-            self.positions[event_id] = (metadata.partition, metadata.offset)
-            self.acknowledge_ms.append((now - sent) * 1000)
+        with self._lock:
+            newest = max(self.last_offsets.get(metadata.partition, -1), metadata.offset)
+            self.last_offsets[metadata.partition] = newest
+            first = event_id not in self.positions
+            if first:
+                self.positions[event_id] = (metadata.partition, metadata.offset)
+                self.acknowledge_ms.append((now - sent) * 1000)
+        if first:
             self._on_acknowledged(event_id, metadata.partition, metadata.offset, now)
 
     def _failed(self, error: BaseException) -> None:
-        self.errors[type(error).__name__] += 1
+        with self._lock:
+            self.errors[type(error).__name__] += 1
