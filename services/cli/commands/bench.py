@@ -43,7 +43,7 @@ def generation(
         int | None, Option(min=100, help="Queries whose answers must be in the catalogue. Default: 100,000.")
     ] = None,
 ) -> "Report":
-    """Generate identifiers from phrases: compare the shortlist with full softmax and its other approximations.
+    """Generate identifiers from phrases: compare the shortlist with full softmax and SVD-softmax.
 
     First random and adversarial queries are sent. The exit status is 1 if an answer is not in the catalogue. Five
     million phrases take minutes and 3 GB.

@@ -65,8 +65,11 @@ def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArra
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{os.getpid()}-{path.name}")  # so that an interrupted run leaves no partial file
-        np.save(aside, vectors)
-        aside.replace(path)
+        try:
+            np.save(aside, vectors)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
     if vectors.shape != (len(texts), WIDTH):
         raise ValueError(f"{path} has shape {vectors.shape}; expected {(len(texts), WIDTH)}; delete it")
     return vectors
