@@ -7,7 +7,6 @@ from typing import Protocol
 from services.algorithms.rules.filters import ItemFilter
 
 TEXT_MOL, PHRASES, LEXICAL = "text_mol", "phrases", "lexical"
-SOURCES = (TEXT_MOL, PHRASES, LEXICAL)
 MAX_K = 1_000
 
 

@@ -16,7 +16,9 @@ from generator_scene import Running, click, make_running, write_catalogue, write
 from serving_scene import served
 from structlog.testing import capture_logs
 
-from services.generator.domain.requests import LEXICAL, PHRASES, SOURCES, TEXT_MOL, Asked, Scored
+from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, Asked, Scored
+
+SOURCES = (TEXT_MOL, PHRASES, LEXICAL)
 
 
 class Asking:
