@@ -15,7 +15,6 @@ from services.encoder.domain import (
     EncodedStates,
     EncodeJob,
     cache_key,
-    calls,
     encode_job,
     length_buckets,
     pack_state,
@@ -88,12 +87,6 @@ def test_jobs_are_padded_at_the_end_to_one_of_few_shapes() -> None:
     assert arrays["user_index"].tolist() == [[-1], [4]]
 
 
-def test_many_jobs_of_similar_length_share_a_call() -> None:
-    jobs = [job(length, [0]) for length in (1, 99) * 5]
-    assert list(calls(jobs, range(10), 5)) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
-    assert list(calls(jobs, range(4), 2)) == [[0, 1], [2, 3]]  # few keep their order
-
-
 class Answers(InferenceServerEncoder):
     """The adapter in front of a server that answers as told."""
 
@@ -157,7 +150,6 @@ def test_states_that_are_not_of_length_1_are_refused(value: float, length: str) 
 
 def test_many_jobs_are_sent_by_length_in_bounded_calls() -> None:
     server = Answers(None, max_rows=5)
-    jobs = [job(1 + number % 40, [0]) for number in range(12)]
+    jobs = [job(length, [0]) for length in range(45, 0, -4)]
     assert len(server.encode(jobs)) == 12
-    assert [shape[0] for shape in server.shapes] == [5, 5, 2]
-    assert server.shapes[0][1] <= server.shapes[-1][1]
+    assert [shape[:2] for shape in server.shapes] == [(5, 25), (5, 50), (2, 50)]
