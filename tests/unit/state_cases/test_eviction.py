@@ -4,7 +4,7 @@ The in-memory store is kinder than Redis: nothing in it can be evicted. `Fragile
 as `volatile-ttl` does; epoch and watermarks have no time to live and stay.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from state_scene import ANN, NOW_MS, QUICK, EncoderProcess, FragileStore, append
 from services.platform.errors import DependencyUnavailable
 from services.refresher.config import RefresherSettings
 from services.user_state import restore_users
-from services.user_state.values import DEFAULT_TTL_SECONDS
+from services.user_state.values import DEFAULT_TTL_SECONDS, AdvanceStep
 
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
 
@@ -134,4 +134,22 @@ def test_a_scan_that_failed_begins_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(store, "find_lost", fails_once)
     EncoderProcess(stream, store, limits=replace(QUICK, look_for_lost_every_s=1e9)).settle()
+    assert store.contents() == replay(stream)
+
+
+def test_a_failover_before_the_watermark_moves_costs_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis loses the written user without an eviction: a replica that lags takes over."""
+    stream, store = MemoryStream(1), FragileStore()
+    append_all(stream, "abc")
+    process = EncoderProcess(stream, store).settle()
+    advance, replicas = store.advance, [store.older_copy()]
+    append_all(stream, "de", first=3)
+
+    def after_failover(steps: Sequence[AdvanceStep], epoch: str) -> None:
+        if replicas:
+            store.fall_back_to(replicas.pop())
+        advance(steps, epoch)
+
+    monkeypatch.setattr(store, "advance", after_failover)
+    process.settle()
     assert store.contents() == replay(stream)
