@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from training_scene import CONFIG, cyclic_interactions
+from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.encoding.history import window_start
@@ -13,8 +13,9 @@ from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.engine.baselines import Popularity
 from services.offline.evaluation.engine.ranked_events import counting, rank_events
-from services.offline.training.evaluation import ModelScorer
+from services.offline.training.evaluation import ModelScorer, states_before
 from services.offline.training.models.sequential import SequentialModel
+from services.offline.training.sequences import Histories
 
 
 @torch.no_grad()
@@ -40,6 +41,18 @@ def test_ranks_equal_a_slow_walk_through_the_events() -> None:
         rivals = np.setdiff1d(np.arange(interactions.num_items), [*interactions.items[mine], target])
         expected.append(int((scores[rivals] > scores[target]).sum()))
     assert sorted(found.ranks.tolist()) == sorted(expected)
+
+
+def test_states_are_the_same_however_many_are_encoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    interactions = cyclic_interactions(num_users=6, events=90)
+    model = SequentialModel(WITH_USERS.encoder, WITH_USERS.head, num_items=interactions.num_items, num_users=6).eval()
+    histories = Histories.of(interactions)
+    users = np.repeat(np.arange(6), np.diff(histories.offsets))
+    events = np.setdiff1d(np.arange(90), histories.offsets)
+    one = states_before(model, histories, events, users[events], np.arange(6))
+    monkeypatch.setattr("services.offline.training.evaluation._AT_ONCE", 8)
+    many = states_before(model, histories, events, users[events], np.arange(6))
+    np.testing.assert_allclose(many.components, one.components, atol=1e-5)
 
 
 def test_popularity_ranks_by_training_counts_and_leaves_seen_items_out() -> None:
