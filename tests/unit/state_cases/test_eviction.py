@@ -153,3 +153,13 @@ def test_a_failover_before_the_watermark_moves_costs_no_event(monkeypatch: pytes
     monkeypatch.setattr(store, "advance", after_failover)
     process.settle()
     assert store.contents() == replay(stream)
+
+
+def test_a_user_whom_a_client_deleted_is_restored_though_redis_counts_no_removal() -> None:
+    stream, store = MemoryStream(1), FragileStore()
+    append_all(stream, "abcde")
+    process = EncoderProcess(stream, store, limits=replace(QUICK, look_for_lost_every_s=0.0)).settle()
+    store.evict([ANN])
+    store._removed -= 1
+    process.settle()
+    assert store.contents() == replay(stream)
