@@ -211,8 +211,9 @@ async def test_index_info_and_metrics_tell_bytes_per_item(running: Running) -> N
     assert (info.algorithm, info.num_items) == ("brute_force", 60)
     added = {one.name: one.added_bytes_per_item for one in info.algorithms}
     assert list(added) == ["brute_force", "top_k_avg(15)"]
-    # Components 2 x 8 and gate 8 in float32; and ids, hashes, categories and masks.
-    known = 4 * (16 + 8) + sum(added.values())
+    # Components 2 x 8 and gate 8 in float32; the buffer of 256 new rows and hashes; and ids, hashes, categories and
+    # masks.
+    known = 4 * (16 + 8) + 256 * (4 * (16 + 8) + 8) / 60 + sum(added.values())
     assert known + 40 < info.bytes_per_item < known + 200
     assert added["brute_force"] == 0
     # Means of 8 values at the least in half precision.

@@ -72,6 +72,16 @@ def test_what_changes_nothing_keeps_the_version(states: States) -> None:
     assert index.version.name == name
 
 
+def test_a_change_copies_no_earlier_one(states: States) -> None:
+    index = make_index(states, 3)
+    index.apply(upserts=batch(states, ["a"]))
+    before = index.version
+    index.apply(upserts=batch(states, ["b"]))
+    assert index.version.tail.tail is before.tail.tail
+    assert not index.version.blocks
+    assert before.num_items == 4
+
+
 def test_a_merge_that_fails_leaves_the_index_as_it_was(states: States) -> None:
     def refuse_two(scorer):
         if scorer.num_items == 2:

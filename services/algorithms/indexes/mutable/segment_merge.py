@@ -24,8 +24,6 @@ from services.algorithms.scoring.states import ItemStates, PairGate
 
 Pause = Callable[[], None]
 
-# A block of fewer rows is joined with every later change.
-_SMALL_ROWS = 256
 _GROWTH = 8
 _COPIED_IDS = 16_384  # per slice: NumPy's `repeat` holds the interpreter lock, here for 0.5 ms
 _COPIED_BYTES = 4 << 20  # per slice of states, so that searches keep the CPU cache
@@ -94,18 +92,14 @@ def order_by_id(sources: Sequence[Source]) -> Order:
 def joined_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | None) -> list[Segment]:
     """Join the newest blocks until each older one is at least 8 times as large. The first `frozen` blocks stay.
 
-    A block of less than `_SMALL_ROWS` rows is only joined with newer ones. So n rows make at most log8(n / 256) + 2
-    blocks, and each row is copied about 8 times per level. Blocks without a living row are dropped. Only the writer may
-    call this: it uses the blocks' current deaths.
+    So n rows make at most log8(n / 256) + 2 blocks, and each row is copied about 8 times per level. Blocks without a
+    living row are dropped. Only the writer may call this: it uses the blocks' current deaths.
     """
     loose = [block for block in blocks[frozen:] if block.num_dead < len(block)]
-    while len(loose) > 1 and len(loose[-2]) < (
-        _GROWTH * len(loose[-1]) if len(loose[-1]) >= _SMALL_ROWS else _SMALL_ROWS
-    ):
+    while len(loose) > 1 and len(loose[-2]) < _GROWTH * len(loose[-1]):
         pair = [Source(block, block.num_dead) for block in loose[-2:]]
-        loose[-2:] = [Segment(gather(order_by_id(pair)), pair_gate)]
-    if loose and len(loose[-1]) >= _SMALL_ROWS:
-        loose[-1].prepare()
+        loose[-2:] = [joined := Segment(gather(order_by_id(pair)), pair_gate)]
+        joined.prepare()
     return [*blocks[:frozen], *loose]
 
 

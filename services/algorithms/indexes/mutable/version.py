@@ -16,6 +16,7 @@ import numpy as np
 
 from services.algorithms.indexes.mutable.segment import Segment, SegmentItems
 from services.algorithms.indexes.mutable.segment_merge import Order, Source, order_by_id
+from services.algorithms.indexes.mutable.tail import TailView
 from services.algorithms.indexes.protocol import (
     ESTIMATE,
     EXACT,
@@ -93,15 +94,17 @@ class Version:
     digest: str
     main: Source | None
     blocks: tuple[Source, ...]
+    tail: TailView
 
     @property
     def num_items(self) -> int:
         main = 0 if self.main is None else self.main.num_living
-        return main + sum(block.num_living for block in self.blocks)
+        return main + sum(block.num_living for block in self.blocks) + self.tail.num_living
 
     def delta(self) -> list[Source]:
         """The changes since the main segment was built."""
-        return [block for block in self.blocks if block.num_living]
+        parts = (*self.blocks, self.tail.source)
+        return [part for part in parts if part is not None and part.num_living]
 
     def sources(self) -> list[Source]:
         """All segments with a living row, the main segment first."""
@@ -144,7 +147,7 @@ class Version:
             segment = source.segment
             if not segment.indexes:
                 parts.append(_candidates(source, queries, k, thresholds, self.allowed(source, wanted)))
-                touched += source.num_living
+                touched += len(segment)
                 continue
             tops.append(_named(segment, algorithm).search(queries, k, self.allowed(source, wanted), max_gap))
             error = segment.scorer.error_bounds_float64(queries)
@@ -192,7 +195,7 @@ class Version:
             segment = source.segment
             if not segment.indexes:
                 parts.append(_all_scores(source, queries, self.allowed(source, wanted)))
-                touched += source.num_living
+                touched += len(segment)
                 continue
             pool = _named(segment, algorithm).first_stage(queries, size, self.allowed(source, wanted))
             bounds = np.maximum(bounds, pool.bounds)  # NaN stays NaN
