@@ -5,6 +5,7 @@ in memory of `tests/chaos`, Kafka is not asked. A file counts when a function of
 byte and its answer; the first answers, which import and remember, are left out.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,15 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         ask = gateway_pb2_grpc.GatewayServiceStub(channel).Recommend
         for _ in range(3):
             await ask(request)
-        layout.home_of.cache_clear()  # as for a user who did not ask lately
-        with calls.watch():
-            answer = await ask(request)
+        deadline = time.monotonic() + 30
+        while True:
+            layout.home_of.cache_clear()  # as for a user who did not ask lately
+            calls.found.clear()
+            with calls.watch():
+                answer = await ask(request)
+            # On a busy machine a read of the state exceeds its time limit, and the answer is a fallback.
+            if not answer.degradations or time.monotonic() > deadline:
+                break
     for one in peers:
         await one.close()
     for server in servers:
