@@ -1,9 +1,9 @@
-"""A backup: a model's bundle, the refresher's checkpoints and the stream's positions as one checksummed set.
+"""Writes, verifies and restores backups of a model's bundle, the refresher's checkpoints and the stream's positions.
 
-A set is a folder with `bundle/`, `checkpoints/` and `manifest.json`, which is written last. The manifest has every
-file's size and SHA-256 and its own checksum. Incomplete copies, changed bytes and files of two backups are therefore
-rejected. A checkpoint file has position and content, so it is complete even while its refresher runs. The set does not
-contain Kafka's log: a restored checkpoint continues from its position there.
+A backup set is a folder with `bundle/`, `checkpoints/` and `manifest.json`, which is written last. The manifest lists
+every file's size and SHA-256 and has a checksum of itself. Incomplete copies, changed bytes and files of two backups
+are therefore rejected. A checkpoint file contains its position, so it is complete even while the refresher runs. The
+set does not contain Kafka's log: a restored checkpoint continues from its position there.
 """
 
 import hashlib
@@ -35,9 +35,10 @@ class BackupError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """The stream's positions. attributions: each checkpoint's offset, by partition.
+    """Positions in the stream's topics.
 
-    interactions, epoch: Redis' values at the time of the backup; empty and None if Redis did not answer.
+    attributions: maps each partition to its checkpoint's offset.
+    interactions, epoch: the values in Redis during the backup. They are empty and None if Redis did not answer.
     """
 
     attributions: Mapping[int, int]
@@ -47,7 +48,7 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True)
 class Backup:
-    """A verified set. files: relative path -> (bytes, SHA-256)."""
+    """A verified backup set. `files` maps each relative path to (bytes, SHA-256)."""
 
     folder: Path
     model_version: str
@@ -83,8 +84,8 @@ def make_backup(
 ) -> Backup:
     """Copy `bundle` and its model's checkpoints into `folder`, which must not exist.
 
-    `checkpoints` returns a partition's checkpoints, newest first; `partitions` are those of `attributions`.
-    interactions, epoch: see `Positions`. The folder is renamed into place, and a failed copy leaves nothing.
+    `checkpoints` returns a partition's checkpoints, newest first. `partitions` are the partitions of the topic
+    `attributions`. For interactions and epoch see `Positions`. A failed copy leaves no folder.
     Raises: BackupError for an existing folder, a damaged bundle, or a partition whose checkpoints are all damaged.
     """
     if folder.exists():
@@ -112,7 +113,7 @@ def make_backup(
 
 
 def read_backup(folder: Path) -> Backup:
-    """Open and verify a set: manifest, files, bundle and checkpoints. Raises: BackupError naming the defect."""
+    """Verify a set's manifest, files, bundle and checkpoints. Raises: BackupError naming the defect."""
     manifest = _read_manifest(folder)
     try:
         found = TypeAdapter(Backup).validate_json(json.dumps(manifest | {"folder": str(folder)}), strict=True)
@@ -149,11 +150,11 @@ def read_backup(folder: Path) -> Backup:
 def restore_backup(
     backup: Backup, *, bundle: Path, checkpoints: Path, ends: Mapping[int, int] | None, replace: bool = False
 ) -> list[str]:
-    """Install a verified set; return sentences about data that was renamed.
+    """Install a verified set; return one sentence for each folder that was renamed.
 
-    `ends`: the present end of each partition of `attributions` (None: Kafka did not answer). With `replace` existing
-    data is renamed to `<name>.before-<when>`; otherwise it is an error.
-    Raises: BackupError if the log ends before a checkpoint's position, or if files are in the way.
+    `ends` maps each partition of `attributions` to its present end; None means that Kafka did not answer. With
+    `replace`, existing folders are renamed to `<name>.before-<when>`.
+    Raises: BackupError if the log ends before a checkpoint's position, or if files exist and `replace` is false.
     """
     if ends is not None:
         _require_log(backup.positions.attributions, ends)
@@ -201,7 +202,7 @@ def _bundle_version(bundle: Path) -> str:
 def _newest_whole(
     load: Callable[[int], Iterable[StoredCheckpoint]], partitions: Collection[int]
 ) -> Iterator[tuple[int, tuple[bytes, int]]]:
-    """Yield number, and the newest complete checkpoint's file and offset, of each partition that has one."""
+    """Yield each partition's number with its newest complete checkpoint, as the file's bytes and the offset."""
     for number in sorted(partitions):
         problems = []
         for checkpoint in load(number):

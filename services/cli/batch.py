@@ -1,8 +1,8 @@
 """Answers for many users as a Parquet table; an interrupted run can be continued.
 
-The gateway treats each request as sent by the user. All answers of a batch are from one model. The index may change,
-so each row names its index version. Calls are background work, a few at a time, and are repeated if the gateway is
-busy. A part of the table is written under another name and renamed; at the end the parts are joined and deleted.
+The gateway treats each request as sent by the user. All answers of a batch come from one model. The index may
+change, so each row names its index version. A few calls run at a time, with background priority, and are repeated if
+the gateway is busy. Each part of the table is renamed into place. At the end the parts are joined and deleted.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ def run(
 
     `progress` gets the number of users done.
     Raises: CommandError if `out` has the parts of another batch, if the model changed, or if the gateway was busy for a
-    minute. The same command continues.
+    minute. Running the same command again continues the batch.
     """
     asked = hashlib.sha256(request.SerializeToString(deterministic=True))
     for user in users:
@@ -138,7 +138,7 @@ def _row(user: str, answer: "Recommendation") -> dict[str, Any]:
 class RowParts:
     """The folder next to `out` with the parts of one batch.
 
-    batch: JSON values that identify the batch. Raises: CommandError if the folder has parts of another batch.
+    `batch` holds JSON values that identify the batch. Raises: CommandError if the folder has parts of another batch.
     """
 
     def __init__(self, out: Path, batch: Mapping[str, Any]) -> None:
@@ -166,7 +166,7 @@ class RowParts:
         return self._path(number).exists()
 
     def write(self, number: int, table: pa.Table) -> None:
-        """Write a part. Raises: CommandError if the batch's answers are of several models."""
+        """Write a part. Raises: CommandError if the batch's answers come from several models."""
         models = set(table.column("model_version").to_pylist()) | ({self._model} if self._model else set())
         if len(models) > 1:
             raise CommandError(

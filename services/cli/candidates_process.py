@@ -1,4 +1,4 @@
-"""Starts a separate candidates process on a bundle, without Kafka, for benchmarks over gRPC."""
+"""Starts a candidates process that serves a bundle without Kafka, for benchmarks over gRPC."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def serving(bundle: Path, algorithms: Sequence[str], *, port: int) -> Iterator[S
             yield Served(search=search, start_s=start_s, resident_bytes=lambda: process.memory_info().rss)
     finally:
         child.terminate()
-        child.wait(timeout=_PATIENCE_S)  # it may be writing a snapshot of gigabytes
+        child.wait(timeout=_PATIENCE_S)  # the process may be writing a large snapshot
 
 
 def _request(query: QueryStates, algorithm: str, model_version: str) -> candidates_pb2.SearchRequest:

@@ -25,7 +25,7 @@ SERVERS = (*PROCESSES, "kafka", "redis", "inference-server")
 NAMES = (*SERVERS, OPERATOR)
 CA_DAYS = 3650
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# A certificate is valid from this long before its creation, because machines' clocks differ.
+# Validity begins this long before a certificate's creation, because machines' clocks differ.
 _EARLIER = timedelta(minutes=5)
 
 
@@ -92,8 +92,8 @@ class Authority:
 def make_certificates(folder: Path, *, hosts: Collection[str] = (), days: int = 365, renew: bool = False) -> datetime:
     """Write the CA and all certificates into `folder`; return the earliest expiry.
 
-    renew: make new certificates and keys under the existing CA, for the previous and the given hosts.
-    Raises: CertificatesError if the folder has certificates and renew is not set, or if it has no CA to renew from.
+    With `renew`, the existing CA issues new certificates and keys, for the previous and the given hosts.
+    Raises: CertificatesError if the folder has certificates and renew is not set, or if renew is set and it has no CA.
     """
     files = (folder / f"{name}.{kind}" for name in ("ca", *NAMES) for kind in ("crt", "key"))
     if not renew and (there := next((path for path in files if path.exists()), None)):

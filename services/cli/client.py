@@ -1,6 +1,6 @@
-"""Blocking calls to a process, mostly the gateway, with errors as sentences; parsers of option values.
+"""Makes blocking calls to processes, turns their errors into sentences, and parses option values.
 
-gRPC is imported only for a call.
+gRPC is imported only when a call is made.
 """
 
 import time
@@ -56,7 +56,7 @@ def ask(target: str, method: str, request: "Message", timeout_ms: int, *, field:
 
 
 def timed(target: str, method: str, request: "Message", timeout_ms: int, *, field: str = "") -> tuple[Any, float]:
-    """As `ask`; return the answer and the call's milliseconds, connecting included."""
+    """Return the answer of `ask` and the milliseconds of connecting and calling."""
     from freshet_client.calls import Call
 
     with gateway(target) as client:
@@ -156,7 +156,7 @@ def parse_token(text: str) -> "common_pb2.FreshnessToken":
 
 
 def history_of(item_ids: Sequence[str]) -> "list[gateway_pb2.HistoryEvent]":
-    """Return the items, oldest first, as a history that ends now, with a minute between two of them."""
+    """Return the items, oldest first, as a history that ends now, with one minute between neighbours."""
     from freshet.v1 import gateway_pb2
 
     oldest_s = int(time.time()) - 60 * (len(item_ids) - 1)
@@ -185,7 +185,7 @@ def parse_context(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def parse_time_ns(option: str, text: str) -> int:
-    """Return unix nanoseconds of an ISO 8601 time (UTC by default) or of unix seconds, given as --option."""
+    """Return unix nanoseconds of an ISO 8601 time (UTC by default) or of unix seconds. Errors name `--option`."""
     seconds = Decimal("nan")
     with suppress(ValueError):
         moment = datetime.fromisoformat(text)
@@ -211,13 +211,13 @@ def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         allowed = "a number, a date as 2026-01-01, or a string"
         raise usage_error(f"attributes[{name!r}]={value!r:.80} allowed: {allowed}")
-    # By way of text, because float() raises OverflowError for a too large int, but returns inf for its text.
+    # Converted through text, because float() raises OverflowError for a too large int but returns inf for its text.
     read = parsed(parse_value, value) if isinstance(value, str) else float(str(value))
     set_value(item.attributes[name], read)
 
 
 def parsed(parse: Callable[[Given], Response], given: Given) -> Response:
-    """Return `parse(given)`. Raises: CommandError (usage) if it refuses what is given."""
+    """Return `parse(given)`. Raises: CommandError (usage) if `parse` rejects the value."""
     from services.platform.errors import InvalidRequest
 
     try:

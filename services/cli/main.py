@@ -1,4 +1,4 @@
-"""The entry point `freshet`: it collects the commands of `services/cli/commands`.
+"""The entry point `freshet`, which collects the commands of `services/cli/commands`.
 
 Importing this module must not load PyTorch, gRPC or NumPy, because `freshet --help` has to be immediate.
 """
@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-# The panels of `freshet --help`, in this order: daily commands first, those that take minutes to hours last. A
-# module of `services/cli/commands` has a command of its name or a group of commands; `module.command` is another one.
+# The panels of `freshet --help`, in this order. `module` is the command or the group of commands with the module's
+# name; `module.command` is another command of the module.
 _PANELS = {
     "Start here": "quickstart demo",
     "Local stack": "stack.up stack.down stack.status stack.logs stack.doctor plan stack.serve watch",
@@ -29,7 +29,7 @@ _PANELS = {
     "Measuring (benchmarks and load tests)": "bench loadtest",
 }
 _NAMES = {"import_past": "import"}
-# All arguments after the scenario's name, also --help, are passed to the scenario.
+# All arguments after the scenario's name, including --help, are passed to the scenario.
 _SETTINGS = {"loadtest": {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}}
 
 app = typer.Typer(
@@ -55,8 +55,8 @@ def _options(
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Prepare every command: local addresses are never called through a proxy."""
-    # gRPC reads these two names, and not NO_PROXY.
+    """Exclude local addresses from proxies, for every command."""
+    # gRPC reads these two variables but not NO_PROXY.
     own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     for name in ("no_proxy", "no_grpc_proxy"):
         if (given := os.environ.get(name) or own) != "*":

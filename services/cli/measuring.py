@@ -1,4 +1,4 @@
-"""Turn a benchmark into a command with shared options, a progress line, and a page or JSON at the end.
+"""Turns a benchmark into a command with shared options, a progress line, and a page or JSON at the end.
 
 Every `freshet bench <subject>` passes a `Request` to services/offline/evaluation and gets a report of plain values.
 """

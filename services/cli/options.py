@@ -1,4 +1,4 @@
-"""Options that commands share, each with one name, one environment variable and one help text, and groups of options.
+"""Options and groups of options that commands share.
 
 This module does not import services/stack, because that would make `freshet --help` slow.
 """
@@ -40,9 +40,9 @@ Context = Annotated[list[str] | None, Option(help="key=value; may be repeated.")
 def with_options(
     command: Callable[..., Any], call: Callable[..., Any], options: Mapping[str, tuple[Any, Any]], *, without: str = ""
 ) -> Callable[..., Any]:
-    """Return `call` with the name, help and parameters of `command`, except `without`, and further options.
+    """Return `call` with the name, help and parameters of `command`, and with the further `options`.
 
-    options: annotation and default by name.
+    The parameter `without` is left out. `options` maps each name to its annotation and default.
     """
 
     @functools.wraps(command)
@@ -74,7 +74,7 @@ def _option(kind: Any, default: Any, text: str, *flags: str) -> tuple[Any, Any]:
 
 
 def reads_a_table(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `table: TableOptions` by an option for each of its fields."""
+    """Replace a command's parameter `table: TableOptions` by one option for each field."""
 
     def call(*args: Any, items: Path | None, category_separator: str, **given: Any) -> None:
         from services.cli.output import sentences
@@ -111,7 +111,7 @@ _FILTER: dict[str, tuple[Any, Any]] = {
 
 
 def filters(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `allowed: Filter` by an option for each of its fields."""
+    """Replace a command's parameter `allowed: Filter` by one option for each field."""
 
     def call(*args: Any, where: list[str] | None, **given: Any) -> None:
         from freshet.v1 import common_pb2

@@ -37,14 +37,14 @@ class ExitStatus(IntEnum):
     """The meaning of a command's exit status."""
 
     OK = 0
-    FAILED = 1  # tried, and failed
+    FAILED = 1  # the command tried and failed
     USAGE = 2  # the request itself is wrong; repeating it changes nothing
     UNAVAILABLE = 3  # something is not running, not ready or too slow; repeating it later may work
     INTERRUPTED = 130  # Ctrl-C
 
 
 class CommandError(Exception):
-    """A command failed: one sentence, what to do about it, and the exit status."""
+    """A command's failure in one sentence, with advice and the exit status."""
 
     def __init__(self, message: str, *, advice: str = "", status: ExitStatus = ExitStatus.FAILED) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ def sentences(
 ) -> Iterator[None]:
     """Turn Freshet's own exceptions about data, settings, bundles, the stack and dependencies into a `CommandError`.
 
-    `failures`: further exceptions whose message is the sentence. Other exceptions are bugs and are not caught.
+    `failures` are further exceptions whose message is the sentence. Other exceptions are bugs and are not caught.
     """
     try:
         yield
@@ -111,9 +111,8 @@ def printable(text: str) -> str:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Return a rich console on stdout (or stderr) that shows ids and titles literally: no markup, no escape sequences.
-
-    rich is imported here, because importing it takes longer than most commands.
+    """Return a rich console on stdout (or stderr) that shows ids and titles literally, without markup or escape
+    sequences.  rich is imported here, because its import takes longer than most commands.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -138,7 +137,7 @@ def echo(*objects: Any, style: str | None = None) -> None:
 
 
 def table(*columns: str, rows: Iterable[Iterable[Any]] = (), right: Collection[str] = (), **style: Any) -> "Table":
-    """Return a plain table with these columns, and cells that are texts; columns in `right` are right-aligned."""
+    """Return a plain table of texts. The columns in `right` are right-aligned."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, title_justify="left", **({"header_style": "dim"} | style))
@@ -184,7 +183,7 @@ def print_warnings(facts: Mapping[str, Any]) -> None:
 
 
 def is_json() -> bool:
-    """Whether the running command has --json."""
+    """Return whether the running command has --json."""
     return _json.get()
 
 
@@ -199,7 +198,7 @@ def answer(value: Any, shown: str | Callable[[], object]) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Write one JSON object on one line of stdout: the whole output of a command under `--json`."""
+    """Write one JSON object as one line on stdout, where `--json` allows no other output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, default=utc_text) + "\n")
     sys.stdout.flush()
 
@@ -210,7 +209,7 @@ def utc_text(moment: datetime) -> str:
 
 
 def report(error: CommandError, *, as_json: bool) -> None:
-    """Print an error and its advice: as JSON on stdout, or as text on stderr."""
+    """Print an error and its advice as JSON on stdout or as text on stderr."""
     if as_json:
         emit_json({"error": error.message, "advice": error.advice, "exit_status": int(error.status)})
         return
@@ -237,7 +236,7 @@ def group_command(group: typer.Typer, name: str | None = None) -> Callable[[Call
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a typer command: `CommandError` and Ctrl-C become a message and an exit status instead of a traceback.
 
-    Errors about files that cannot be read or written, and about arguments that are not UTF-8, do so too. Other
+    Errors about files that cannot be read or written, and about arguments that are not UTF-8, are treated alike. Other
     exceptions are bugs and keep their traceback. Logs go to stderr, because stdout has the command's result.
     """
 
@@ -276,7 +275,7 @@ def _log_to_stderr() -> None:
         import structlog
     except ModuleNotFoundError:  # `freshet bench gpu` needs no package that logs
         return
-    # sys.stderr is read at each log call, because it may be replaced: a test's stderr closes when the test ends.
+    # sys.stderr is read at each log call, because tests replace and close it.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 

@@ -1,7 +1,7 @@
-"""The arithmetic of `freshet plan`: processes, cores, memory, partitions, shards and bytes a second.
+"""Computes the plan of `freshet plan`, which has processes, cores, memory, partitions, shards and bytes a second.
 
-The unit costs were measured once: processor times in docs/benchmarks/path.md, the others in docs/benchmarks/scale.md.
-docs/operate/scale.md has the errors of the predictions.
+The unit costs are measurements. docs/benchmarks/path.md has the processor times, docs/benchmarks/scale.md the others,
+and docs/operate/scale.md the errors of the predictions.
 
 Letters: X items in all, n shards of candidates, U users, E events a second, R recommendations a second.
 """
@@ -14,7 +14,7 @@ from services.contracts.processes import PROCESSES
 from services.platform.stream.topic import NUM_PARTITIONS, SAFE_REPLICAS
 from services.stack.ports import PARTS
 
-# Processor milliseconds by process, with 8 callers: of a Recommend among PATH_ITEMS items, and of an event.
+# Processor milliseconds that a Recommend among PATH_ITEMS items and an event take in each process, with 8 callers.
 RECOMMEND_MS = {"gateway": 0.955, "candidates": 1.067, "redis": 0.087}
 EVENT_MS = {
     "gateway": 0.601,
@@ -28,15 +28,16 @@ EVENT_MS = {
 PATH_ITEMS = 3_706
 # The gateway's cost of one more shard: its cost of two calls minus that of one.
 FURTHER_SHARD_MS = 0.313
-# Bytes per item: of its state; of its row of the encoder's table; in candidates, reranker and gateway, including
-# mapped columns (docs/benchmarks/large-shards.md); of ids with their numbers (encoder); of ids in columns (refresher).
-# CANDIDATES_BYTES includes neighbours and suffices for a first start. CANDIDATES_MIB: a process without items.
+# Bytes per item. STATE_BYTES is an item state, TABLE_BYTES a row of the encoder's table, NAMES_BYTES an id with its
+# number in the encoder, and IDS_BYTES an id in the refresher's columns. The others are a process's bytes, including
+# mapped columns (docs/benchmarks/large-shards.md); CANDIDATES_BYTES includes neighbours and suffices for a first start.
+# CANDIDATES_MIB is the memory of a process without items.
 STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES = 432, 200, 2_412, 478
 GATEWAY_BYTES, NAMES_BYTES, IDS_BYTES = 62, 252, 60
 CANDIDATES_MIB = 158
 # Bytes of a user with 100 events in Redis: in memory, per write, per read.
 USER_BYTES, WRITTEN_BYTES, READ_BYTES = 11_389, 11_707, 3_065
-# Bytes of a record's key and value; for a search, of request and answer.
+# Bytes of a record's key and value, and of a search's request and answer.
 RECORD_BYTES = {
     "interaction": 111,
     "attribution": 597,
@@ -47,7 +48,7 @@ RECORD_BYTES = {
 }
 # The largest measured catalogue of one process, and the largest error of a prediction.
 MEASURED_ITEMS, LARGEST_ERROR = 10_000_000, 0.39
-# Planned utilisation: half of a core, because arrivals are bursty; four fifths of a machine's memory, because a merge
+# The plan uses half of a core, because arrivals are bursty, and four fifths of a machine's memory, because a merge
 # copies data and the operating system needs memory too.
 CORE_SHARE, MEMORY_SHARE = 0.5, 0.8
 # If a search takes longer, the catalogue is split into shards, even if one shard fits into memory.
@@ -58,7 +59,7 @@ _CODES_MS, _CODES_ROOT_MS = 2.4, 3.23e-3
 CODES_FROM = 100_000
 # The shortest time between two writes of a user's history to `histories` (FRESHET_ENCODER_HISTORY_EVERY_S).
 _HISTORY_EVERY_S = 120.0
-# The refreshers' ledger: bytes per interaction that counts (services/refresher).
+# Bytes per counted interaction in the refreshers' ledgers (services/refresher).
 _LEDGER_BYTES = 28
 # A refresher's bytes per item (services/refresher, README): the bundle's state; P_x d sums of 8 bytes, which take twice
 # the state's bytes; and 232 more.
@@ -68,7 +69,7 @@ _GIB, _MIB, _MB = 2.0**30, 2.0**20, 1e6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The plan's input. machine_memory_gb: GiB of one machine. Raises: ValueError naming field, value and range."""
+    """The plan's input. `machine_memory_gb` is in GiB. Raises: ValueError naming field, value and range."""
 
     users: int
     items: int
@@ -115,7 +116,7 @@ def plan(asked: Asked) -> dict[str, Any]:
     sums_bytes = _SUMS_TIMES * STATE_BYTES + _SUMS_BYTES
 
     def busy(name: str, recommend_ms: float = 0.0) -> float:
-        """Return cores of the work that processes of a name share."""
+        """Return the cores that all processes of a name need together."""
         return (asked.recommend_per_s * recommend_ms + asked.events_per_s * EVENT_MS[name]) / 1000
 
     # Two rerankers, sized by the stream alone, because only Search, and Recommend with rules, call them. Their memory
@@ -166,13 +167,15 @@ def _shards(asked: Asked) -> int:
 
 
 def _search_ms(items: float) -> float:
-    """Return the processor time of a search: by `exact`, from CODES_FROM items on by `quantized_tangents(2000)`."""
+    """Return the processor time of a search by `exact`, or from CODES_FROM items on by `quantized_tangents(2000)`."""
     return 0.88 + 1.11e-4 * items if items < CODES_FROM else _CODES_MS + _CODES_ROOT_MS * math.sqrt(items)
 
 
 def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows: float = 0.0, times: int = 1) -> Need:
-    """Return the need of `times` groups of processes of at most a core. busy: cores of the work that a group shares.
-    follows: share of a core that each process spends on the stream.
+    """Return the need of `times` groups of processes that use at most one core each.
+
+    `busy` is the cores that a group's processes need together. `follows` is the share of a core that each process
+    spends on the stream.
     """
     processes = max(least, math.ceil(busy / CORE_SHARE))
     return Need(
@@ -185,7 +188,7 @@ def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows:
 
 
 def _whole(name: str, processes: int, busy: float, memory_gib: float) -> Need:
-    """Return the need of so many processes, which take a whole core each at least."""
+    """Return the need of `processes` processes, which take at least one core each."""
     cores = round(max(processes, busy / CORE_SHARE), 1)
     return Need(name=name, processes=processes, cores=cores, memory_gib=round(memory_gib, 2))
 
@@ -202,7 +205,7 @@ def _too_large(need: Need, most: float) -> str:
 
 
 def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
-    """Return MB a second by link. scoring: number of processes that read all item deltas: at most one an event."""
+    """Return MB a second by link. `scoring` processes read all item deltas, of which an event causes at most one."""
     size, events, asks = RECORD_BYTES, asked.events_per_s, asked.recommend_per_s
     histories = min(events, asked.users / _HISTORY_EVERY_S) * size["history"]
     written = events * (size["interaction"] + size["attribution"] + size["item delta"]) + histories

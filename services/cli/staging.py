@@ -32,9 +32,9 @@ def stage_bundle(
     gateways: str = "",
     wait_s: float = 120,
 ) -> "VersionSets":
-    """Do the work of `freshet model stage`; return the sets afterwards.
+    """Do the work of `freshet model stage`; return the new record of sets.
 
-    addresses: the address fields of `VersionSet`, if the set's processes run already.
+    `addresses` are the address fields of `VersionSet`, if the set's processes already run.
     """
     from services.contracts.operation_log import NotKnown
     from services.contracts.topics.version_sets import VersionSet, VersionSets
@@ -57,9 +57,9 @@ def stage_bundle(
         given = (bool(new.candidates), bool(new.reranker), bool(new.refreshers))
         if any(given) and not all(given):
             raise CommandError("give --candidates, --reranker and --refreshers together, or none of them")
-        before.staged(new)  # rejected before anything is started
+        before.staged(new)  # raises before anything is started
         for left in set(set_names(main)) - before.sets.keys():
-            remove_set(main, left)  # left by an interrupted run, and not in the record
+            remove_set(main, left)  # an interrupted run left this set
         own: Stack | None = None
         if not any(given):
             try:
@@ -85,7 +85,7 @@ def stage_bundle(
 
 
 def set_of(model_version: str, state: Path) -> str:
-    """Return the name of the set with this model, "" without one."""
+    """Return the name of the set with this model, or "" if no set has it."""
     with sentences():
         sets = sets_of(client.stack_of(state))
     found = (name for name, one in sets.sets.items() if one.model_version == model_version) if sets else ()
@@ -101,7 +101,7 @@ def control_of(main: "Stack") -> "Control[VersionSets]":
 
 
 def kafka_of(main: "Stack") -> str:
-    """Return the Kafka address of FRESHET_KAFKA_BOOTSTRAP, else the local stack's."""
+    """Return FRESHET_KAFKA_BOOTSTRAP, or the local stack's Kafka address if it is not set."""
     return os.environ.get("FRESHET_KAFKA_BOOTSTRAP") or main.kafka_bootstrap
 
 
@@ -111,13 +111,13 @@ def redis_of(main: "Stack") -> str:
 
 
 def sets_of(main: "Stack") -> "VersionSets | None":
-    """Return the newest sets; None if none was ever staged."""
+    """Return the newest record of sets, or None if no set was ever staged."""
     last = control_of(main).read().last
     return None if last is None else last.after
 
 
 def required(main: "Stack") -> "VersionSets":
-    """Return the newest sets. Raises: CommandError if none was ever staged."""
+    """Return the newest record of sets. Raises: CommandError if no set was ever staged."""
     sets = sets_of(main)
     if sets is None:
         raise CommandError("no set was ever staged", advice="freshet model stage NAME --bundle DIR")
@@ -130,7 +130,7 @@ def gateways_of(named: str, main: "Stack") -> list[str]:
 
 
 def ask_gateways(gateways: Sequence[str]) -> "dict[str, gateway_pb2.GetVersionSetsResponse]":
-    """Return the version sets of each gateway. Raises: CommandError for one that does not answer."""
+    """Return the version sets of each gateway. Raises: CommandError if a gateway does not answer."""
     from freshet.v1 import gateway_pb2
 
     answers = {}

@@ -1,7 +1,7 @@
 """`python -m services.offline.quickstart FOLDER`: train the small model of `freshet quickstart` and write its bundle.
 
-Data: MovieLens latest-small if it is on this machine, else simulated; never a download. One epoch is enough for a look:
-item neighbours contribute most of the score.
+It uses MovieLens latest-small if that is on this machine, else simulated data, and downloads nothing. One epoch is
+enough to try the system, because item neighbours contribute most of the score.
 """
 
 import sys
@@ -21,7 +21,7 @@ def data_here() -> str:
 
 
 def train(out: Path) -> None:
-    """Raises: as `run_training`."""
+    """Train and write the bundle. Raises: the errors of `run_training`."""
     wait_without_spinning()
     from services.offline.training.run import run_training
 

@@ -1,4 +1,4 @@
-"""Assemble the refresher process; names concrete adapters."""
+"""Assembles the refresher process from concrete adapters."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +73,7 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
 
 
 def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
-    """Return the model weight policy of new items: from the setting, else from training; None without both."""
+    """Return the model weight policy of new items from the setting or the training, or None if both have none."""
     if settings.new_item_model_weight:
         return SharePolicy.parse(settings.new_item_model_weight)
     length = bundle.manifest.new_item_length
@@ -110,7 +110,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OF
 
 
 def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates | None:
-    """Return states from texts, fitted on the bundle's items; None without a text encoder.
+    """Return a model of item states by text, fitted on the bundle's items, or None without a text encoder.
 
     Raises: ConfigError if the encoder's weights are not installed.
     """

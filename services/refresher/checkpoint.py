@@ -1,7 +1,7 @@
-"""Encode the parts of a checkpoint (`squeeze`), or a complete checkpoint as a file with one checksum.
+"""Encodes the parts of a checkpoint (`squeeze`), or a complete checkpoint as a file with one checksum.
 
-A file: magic, SHA-256 of the rest, header length, a JSON header (values, and each part's type, shape and bounds), the
-parts. No pickle.
+A file consists of magic, the SHA-256 of the rest, the header length, a JSON header (values, and each part's type, shape
+and bounds) and the parts. Nothing is pickled.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ def _part(data: memoryview, dtype: str, shape: list[int], begin: int, end: int) 
 def squeeze(arrays: Arrays) -> bytes:
     """Encode arrays without a checksum.
 
-    An integer takes 1, 2, 4 or 8 bytes, by the range of its array's values or of their differences.
+    An integer takes 1, 2, 4 or 8 bytes, whichever the range of the array's values or differences needs.
     """
     where: dict[str, Any] = {}
     pieces: list[bytes] = []
@@ -117,7 +117,7 @@ def unsqueeze(data: bytes) -> dict[str, npt.NDArray[Any]]:
 
 
 def _squeezed(array: npt.NDArray[np.int64]) -> tuple[int, int | None, npt.NDArray[Any]]:
-    """Return (base, first value or None, small): the array is base + small, or its running sum from the first value."""
+    """Return (base, first, small). The array is base + small, or if first is not None, their running sum from first."""
     best: tuple[int, int | None, npt.NDArray[Any]] = (0, None, array)
     if not len(array):
         return best

@@ -17,13 +17,13 @@ class RefresherSettings(ProcessSettings):
     checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
     # Model weight (lambda) of known items, applied when publishing.
     model_weight: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
-    # Model weight of new items. "": the bundle's, else from the sums of each partition's known items.
+    # Model weight of new items. "" uses the bundle's, or if it has none, the sums of each partition's known items.
     new_item_model_weight: str = Field(default="", validation_alias="FRESHET_REFRESHER_NEW_ITEM_SHARE")
     # A new item is published from this many distinct users on.
     min_users: int = Field(default=3, ge=1, le=1000, validation_alias="FRESHET_REFRESHER_MIN_USERS")
     # Remembered interactions (PEFA-XL), per partition of `attributions`.
     max_remembered: int = Field(default=4096, ge=1, le=10_000_000, validation_alias="FRESHET_REFRESHER_MAX_REMEMBERED")
-    # Encodes titles and categories of new items until they have enough users. "": off.
+    # Encodes titles and categories of new items until the items have enough users. "" turns this off.
     text_encoder: Literal["", "minilm"] = Field(default="", validation_alias="FRESHET_REFRESHER_TEXT_ENCODER")
     # Time between two publications.
     publish_ms: int = Field(default=200, ge=10, le=60_000, validation_alias="FRESHET_REFRESHER_PUBLISH_MS")

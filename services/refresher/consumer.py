@@ -1,6 +1,6 @@
-"""The thread that keeps the index fresh: acquire partitions, poll, fold, publish, save checkpoints.
+"""Runs the thread that acquires partitions, polls, folds, publishes and saves checkpoints.
 
-It locks the registry during changes.
+The thread locks the registry during changes.
 """
 
 import time
@@ -39,7 +39,7 @@ class RefresherLimits:
     snapshot_s: float = 3600.0
     # The longest poll; other work waits for its end. A poll returns once records arrive.
     poll_ms: int = 500
-    # Changes per publication, all partitions together.
+    # The largest number of changes per publication, over all partitions.
     max_changes: int = 2_000
     # Largest share of time for publication while records wait.
     publish_share: float = 0.2
@@ -74,8 +74,9 @@ class Refresher(Follower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """withdrawn: filled here, read by `publisher`. keeper: saves checkpoints in the background; None: folding
-        waits.
+        """Assemble the refresher. It fills `withdrawn`, which `publisher` reads.
+
+        `keeper` saves checkpoints in the background. If it is None, folding waits for each save.
         """
         super().__init__(
             "attributions-consumer",
@@ -121,7 +122,7 @@ class Refresher(Follower):
         self._snapshot_due = Due(limits.snapshot_s, after_s=limits.snapshot_s)
 
     def finish(self) -> None:
-        """Publish, save checkpoints, release all."""
+        """Publish changes, save checkpoints, and release all partitions."""
         try:
             self._release(list(self._registry.partitions))
         except FreshetError as exc:
@@ -172,7 +173,7 @@ class Refresher(Follower):
         lost = [
             number
             for number, term in self._terms.items()
-            # A term that grew by one is no loss: no other process had the lease in between.
+            # If a term grew by one, no other process had the lease in between.
             if number not in holding.terms or holding.terms[number] > term + 1
         ]
         if lost:

@@ -14,9 +14,7 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 
 @dataclass(slots=True)
 class Polled:
-    """One poll: entries per partition of `attributions` in order, listings of `items`, and the records'
-    traceparents.
-    """
+    """The result of a poll: entries by partition of `attributions`, listings of `items`, and traceparents."""
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
     listings: list[Listing] = field(default_factory=list)
@@ -24,22 +22,22 @@ class Polled:
 
 
 class Log(Protocol):
-    """`attributions` and `items`. Not thread-safe."""
+    """Reads the topics `attributions` and `items`. It is not thread-safe."""
 
     def partitions(self) -> Sequence[int]:
-        """All partitions of `attributions`."""
+        """Return all partitions of `attributions`."""
 
     def listings(self) -> Sequence[Listing]:
-        """All of `items`; polls continue after them."""
+        """Return all listings in `items`. Later polls continue after them."""
 
     def assign(self, offsets: Mapping[int, int]) -> None:
         """Poll only these partitions, each from its offset, and `items`."""
 
     def poll(self, timeout_ms: int) -> Polled:
-        """The next records; empty if none arrive within the timeout. Skips records that retention deleted."""
+        """Return the next records, if any arrive within the timeout. Records that retention deleted are skipped."""
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
-        """Each partition's first offset and end offset (one past its last record)."""
+        """Return each partition's first offset and end offset (one past its last record)."""
 
     def known_ends(self) -> Mapping[int, int]:
         """Each assigned partition's end offset, as polled."""
@@ -68,8 +66,10 @@ class Outbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint to read. read: returns values and parts. Raises: CheckpointError, DependencyUnavailable. is_base:
-    `Checkpoints.save` may refer to its parts after `read`.
+    """A checkpoint to read.
+
+    `read` returns values and parts. It raises CheckpointError or DependencyUnavailable. If `is_base`, then after
+    `read`, `Checkpoints.save` may refer to the checkpoint's parts.
     """
 
     name: str
@@ -78,11 +78,12 @@ class StoredCheckpoint:
 
 
 class Checkpoints(Protocol):
-    """Stores checkpoints. Thread-safe."""
+    """Stores checkpoints. It is thread-safe."""
 
     def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
-        """Save the newest checkpoint; the previous one stays. A part that is None is unchanged since this object's last
-        save or read. values: JSON.
+        """Save the newest checkpoint, and keep the previous one.
+
+        A part that is None is unchanged since this object's last save or read. `values` are JSON values.
 
         Raises: DependencyUnavailable; Conflict if another process opened the partition meanwhile.
         """

@@ -19,7 +19,7 @@ from services.refresher.domain.rules import Rules
 from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher
 
 SERVICE = refresher_pb2.DESCRIPTOR.services_by_name["RefresherService"].full_name
-# Between slices: a thread that locks again at once would starve the waiting one.
+# The pause between slices. A thread that locks again at once would starve the thread that waits.
 _PAUSE_S = 0.0001
 
 
@@ -30,7 +30,7 @@ class Describe:
         self._registry, self._publisher, self._rules = registry, publisher, rules
 
     def status(self) -> refresher_pb2.GetStatusResponse:
-        """Every partition with its digest. Cost: a hash over the sums that changed since the last call."""
+        """Return every partition with its digest. Only sums that changed since the last call are hashed."""
         partitions = []
         with self._registry.lock:
             numbers = sorted(self._registry.partitions)
@@ -62,7 +62,7 @@ class Describe:
         return refresher_pb2.DescribeItemResponse(model_share=1.0, found=False, min_users=least, reason=NOTHING)
 
     def user(self, pseudonym: str) -> refresher_pb2.DescribeContributionsResponse:
-        """Return what a user contributed. pseudonym: one or several, joined with `PSEUDONYMS_BETWEEN`."""
+        """Return a user's contributions. `pseudonym` is one or more pseudonyms, joined with `PSEUDONYMS_BETWEEN`."""
         pseudonyms = pseudonym.split(PSEUDONYMS_BETWEEN)
         interactions = remembered = items = 0
         forgotten: list[Mapping[int, int]] = []
@@ -75,7 +75,7 @@ class Describe:
                     positions, found = state.ledger.of_user(name)
                     interactions, numbers = interactions + len(positions), numbers | found
                     remembered += sum(entry_id_of(position) in state.remembered.visible for position in positions)
-                    # The sums still contain part of a leaving user.
+                    # The sums still contain contributions of a user in `leaving`.
                     forgotten.append({} if name in state.leaving else state.ledger.forgotten_up_to(name))
                 time.sleep(_PAUSE_S)
             items += len(numbers)
@@ -89,7 +89,7 @@ class Describe:
         return response
 
     def _status_in_slices(self, number: int) -> refresher_pb2.RefreshedPartition | None:
-        """The status after hashing changes in slices; None if the partition was released."""
+        """Hash changed sums in slices; return the status, or None if the partition was released."""
         while True:
             with self._registry.lock:
                 state = self._registry.partitions.get(number)

@@ -19,7 +19,7 @@ import psutil
 from services.contracts.processes import FULL_CPU_SHARES
 from services.stack.errors import StackError
 
-_WEIGHT_PER_NICENESS = 1.25  # Linux's
+_WEIGHT_PER_NICENESS = 1.25  # as in Linux
 _CREATION_TOLERANCE_S = 0.05
 # Children outlive a Stack object; their handles are kept to reap them.
 _handles: list[subprocess.Popen[bytes]] = []
@@ -27,7 +27,7 @@ _handles: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A command to run. environment: complete, nothing is inherited."""
+    """A command to run. `environment` is the whole environment; the child inherits no other variables."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -97,7 +97,7 @@ class Children:
             return None
 
     def signal(self, name: str, number: signal.Signals) -> bool:
-        """Send a signal to the process (SIGKILL: to its whole group); False if it is not running."""
+        """Send a signal to the process, or SIGKILL to its whole group. Return False if the process is not running."""
         process = self.find(name)
         if process is None:
             return False
@@ -111,7 +111,7 @@ class Children:
         return True
 
     def wait_gone(self, name: str, timeout_s: float) -> bool:
-        """Wait until the process has ended, then drop its pid file; False after `timeout_s`."""
+        """Wait until the process has ended, then delete its pid file. Return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self.find(name) is not None:
             if time.monotonic() > deadline:
@@ -121,7 +121,7 @@ class Children:
         return True
 
     def forget(self, name: str) -> None:
-        """Drop the pid file."""
+        """Delete the pid file."""
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
@@ -142,9 +142,9 @@ class _PidFile:
 
 
 def _lower_priority(pid: int, cpu_shares: int) -> None:
-    """Lower the priority of process and session: Linux desktops weigh sessions, not processes (autogroup)."""
+    """Lower the priority of the process and its session, because Linux with autogroup weighs sessions."""
     niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")

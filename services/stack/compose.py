@@ -1,6 +1,6 @@
-"""docker-compose.yml as the launcher reads it: commands, settings and order.
+"""Reads the services' commands, settings and order from docker-compose.yml for the launcher.
 
-`localize` turns a container's address such as "kafka:19094" into this stack's.
+`localize` replaces a container's address such as "kafka:19094" by the address in this stack.
 """
 
 import os
@@ -17,7 +17,7 @@ from services.stack.folders import REPOSITORY
 from services.stack.ports import LOOPBACK, PARTS, Ports
 
 Profile = Literal["split", "compact"]
-# In a compact stack, the first ones run in the gateway's process, and the second one does not run.
+# In a compact stack, IN_GATEWAY run in the gateway's process, and NOT_COMPACT do not run.
 IN_GATEWAY, NOT_COMPACT = ("candidates", "reranker"), ("inference-server",)
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A service, with its variables filled in. needs: service -> whether it must be healthy."""
+    """A service with its variables filled in. `needs` maps each required service to whether it must be healthy."""
 
     name: str
     image: str = ""
@@ -37,9 +37,9 @@ class Service:
 
 
 def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """Return the services by name, without those that run once.
+    """Return the services by name, without services that run once.
 
-    Raises: FileNotFoundError without the repository's file, ValueError for a variable without value and default.
+    Raises: FileNotFoundError if there is no such file; ValueError for a variable without value and default.
     """
     environ = os.environ if environ is None else environ
     if not path.exists():
@@ -49,7 +49,10 @@ def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = 
 
 
 def compact(services: Mapping[str, Service], workers: int = 1) -> dict[str, Service]:
-    """Return a compact stack's services: one process, or `workers`, instead of three, and no inference server."""
+    """Return a compact stack's services, where `workers` processes replace gateway, candidates and reranker.
+
+    There is no inference server.
+    """
     left = {name: service for name, service in services.items() if name not in (*IN_GATEWAY, *NOT_COMPACT)}
     settings = {key: value for name in IN_GATEWAY for key, value in services[name].environment.items()}
     gateway = left["gateway"]
@@ -80,7 +83,7 @@ def sharded(services: Mapping[str, Service], addresses: str) -> dict[str, Servic
 
 
 def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
-    """Return a container's setting for this machine: hosts, bind address, bundles."""
+    """Return a container's setting with this machine's hosts, bind address and bundles."""
     if value == "0.0.0.0":
         return LOOPBACK
     folders = {"/bundle": str(bundle), "/text": str(text)}
@@ -94,7 +97,7 @@ def local_environment(service: Service, ports: Ports, bundle: Path, text: Path) 
     environment = {
         name: localize(value, ports, bundle, text)
         for name, value in service.environment.items()
-        # Key files are left out, because the loopback address needs no keys.
+        # Key files are omitted, because the loopback address needs no keys.
         if not value.startswith((f"{KEYS}/", f"{SECRETS}/"))
     }
     if service.name in PROCESSES:

@@ -1,4 +1,4 @@
-"""Show the stack's start: a line per part, with step and duration. On a terminal it is updated."""
+"""Shows the start of the stack, with a line for each part's step and duration. A terminal updates the lines."""
 
 import time
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class PartLines:
 
 @contextmanager
 def showing(console: "Console | None") -> Iterator[Say]:
-    """Yield a `say` that shows progress on `console`; None shows nothing."""
+    """Yield a `say` that shows progress on `console`, or shows nothing if `console` is None."""
     if console is None:
         yield lambda part, doing: None
         return

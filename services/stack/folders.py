@@ -1,6 +1,6 @@
-"""The stack's folders: state per checkout (.freshet), recipes' results in the user's cache.
+"""Defines the stack's folders: the state folder (.freshet) of a checkout and the user's cache for built recipes.
 
-A recipe (Kafka's jars, an environment, a Redis binary) is built once per content and shared by clones.
+A recipe (Kafka's jars, an environment, a Redis binary) is built once per content, and clones share the result.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ DEFAULT_STATE = Path(".freshet")
 
 @dataclass(frozen=True)
 class StateFolder:
-    """`run/` (pid files, ports), `logs/<name>.log`, `data/<name>/`, `results/`."""
+    """A folder with `run/` (pid files, ports), `logs/<name>.log`, `data/<name>/` and `results/`."""
 
     root: Path
 
@@ -49,7 +49,7 @@ class StateFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the stack: one launcher at a time changes it."""
+        """Lock the stack, so that only one launcher at a time changes it."""
         self.run.mkdir(parents=True, exist_ok=True)
         with _locked(self.run / "lock"):
             yield
@@ -71,9 +71,9 @@ def recipe_key(*recipes: Path) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None], *, in_place: bool = False) -> Path:
-    """Return `folder`, filled by `build(aside)` if absent; a failed build leaves nothing.
+    """Return `folder`; if it is absent, first fill it with `build(aside)`. A failed build leaves nothing.
 
-    in_place: build at the final path, which a virtual environment contains.
+    With `in_place`, build at the final path, because a virtual environment contains its own path.
     """
     complete = folder / ".complete"
     if complete.exists():

@@ -1,4 +1,4 @@
-"""Two lags from the processes' histograms: event to user state (encoder), and event to index."""
+"""Reads two lags from the processes' histograms: from event to user state (encoder), and from event to index."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ def read_samples(address: str) -> "list[Sample]":
 
 
 def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Buckets:
-    """Return a histogram's cumulative counts by upper bound (seconds); empty if absent. Raises: OSError."""
+    """Return a histogram's cumulative counts by upper bound (seconds), or {} if it is absent. Raises: OSError."""
     return {
         float(sample.labels["le"]): sample.value
         for sample in read_samples(address)
@@ -57,8 +57,9 @@ def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
 
 
 class Lags:
-    """Reads histograms at `addresses` (name -> host:port and histogram), since the processes' start or this object's
-    creation.
+    """Reads lags since the processes' start or since this object's creation.
+
+    `addresses` maps each lag's name to host:port and the name of the histogram.
     """
 
     def __init__(self, addresses: Mapping[str, tuple[str, str]], *, since_start: bool) -> None:
@@ -76,13 +77,13 @@ class Lags:
         return cls(found, since_start=since_start)
 
     def read(self) -> dict[str, dict[str, Any] | None]:
-        """Return count, p50 and p99 in milliseconds per lag; None for an unavailable process."""
+        """Return each lag's count, and p50 and p99 in milliseconds, or None if its process is unavailable."""
         lags: dict[str, dict[str, Any] | None] = {}
         for name in self._addresses:
             after = self._buckets(name)
             before = self._before.get(name, {})
             if before and max(after.values(), default=0) < max(before.values()):
-                before = self._before[name] = {}  # it restarted and counts from zero
+                before = self._before[name] = {}  # the process restarted and counts from zero
             count = round(max(after.values(), default=0) - max(before.values(), default=0))
             quantiles = {f"p{share}": quantile_ms(before, after, share / 100) for share in (50, 99)}
             lags[name] = {"count": count, **quantiles} if after else None

@@ -36,7 +36,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class PartStatus:
-    """problem: None if the part is running and ready."""
+    """A part's status. `problem` is None if the part is running and ready."""
 
     name: str
     running: bool
@@ -70,12 +70,13 @@ class Stack:
         console: bool | None = None,
         say: Say | None = None,
     ) -> None:
-        """Open a stack. Parameters that are not given have the recorded values, else the defaults.
+        """Open a stack. A parameter that is None has the recorded value, or else the default.
 
-        Defaults: bundle: that of the last `replace_bundle`, else `<state>/bundle`; text: `<state>/text` (may be
-        absent); ports: the documented ones; profile: "split"; workers (gateway processes of a compact stack): 1.
-        shards: their number, each with `replicas` stacks (`shard_stacks`); 1: no shards. settings: in addition to
-        docker-compose.yml's. console: whether the console is a part. say(part, doing): reports progress.
+        The default `bundle` is the one of the last `replace_bundle`, or `<state>/bundle`; the default `text` is
+        `<state>/text`, which may be absent. `ports` are by default the documented ones, `profile` is "split", and
+        `workers`, the gateway processes of a compact stack, is 1. Each of several `shards` has `replicas` stacks
+        (`shard_stacks`). `settings` are added to docker-compose.yml's. `console` tells whether the console is a part.
+        `say(part, doing)` reports progress.
         """
         folder = StateFolder(Path(state).resolve())
         noted = Note.read(folder)
@@ -127,7 +128,7 @@ class Stack:
 
     @property
     def console_address(self) -> str:
-        """The console's address; "" if it is not running."""
+        """The console's address, or "" if the console is not running."""
         runs = CONSOLE in self._running()
         return f"http{'' if environment_tls() is None else 's'}://{self.address(CONSOLE)}" if runs else ""
 
@@ -161,7 +162,7 @@ class Stack:
                 )
 
     def up_shards(self, *, timeout_s: float = 120.0) -> None:
-        """Start all replicas. Raises: as `up`."""
+        """Start all replicas. It raises what `up` raises."""
         up_together([one for _, one in self.shard_stacks()], ["candidates"], timeout_s=timeout_s)
 
     def use_bundle(self, bundle: Path | str) -> None:
@@ -250,13 +251,13 @@ class Stack:
         return {name: self.components[name].version(self.place) for name in self._running()}
 
     def problem(self, name: str) -> str | None:
-        """Return why the part is not ready, None if it is."""
+        """Return why the part is not ready, or None if it is ready."""
         if self._children.find(name) is None:
             return "not running"
         return silence(self.address(name)) or self.components[name].probe(self.place)
 
     def wait_healthy(self, name: str, *, timeout_s: float = 60.0) -> None:
-        """Return when the part is ready. Raises: StackError if it ends or takes longer than `timeout_s`."""
+        """Wait until the part is ready. Raises: StackError if it ends or takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             running = self._children.find(name) is not None
@@ -276,7 +277,7 @@ class Stack:
         healthy: set[str] = set()
         reasons: dict[str, str] = {}
         while len(healthy) < len(wanted):
-            # Kafka comes last: formatting its folder would delay the others.
+            # Kafka comes last, because formatting its folder would delay the other parts.
             for name in sorted(waiting, key=lambda name: name == "kafka"):
                 needs = self.components[name].service.needs
                 if all(other in (healthy if must else began) for other, must in needs.items() if other in wanted):
@@ -301,7 +302,7 @@ class Stack:
             time.sleep(_POLL_S)
 
     def _lower_priority(self, name: str) -> None:
-        """Lower a part's priority once it has started: a start with an eighth of the CPU weight took 47 s, not 17."""
+        """Lower a started part's priority. With an eighth of the CPU weight, a start took 47 s instead of 17."""
         self._children.lower_priority(name, self.components[name].service.cpu_shares)
 
     def _spawn(self, name: str) -> None:
@@ -378,6 +379,6 @@ class Stack:
 
 
 def up_together(stacks: Sequence[Stack], only: Sequence[str], *, timeout_s: float) -> None:
-    """Start parts of several stacks, as many at once as there are processors. Raises: as `up`."""
+    """Start the parts of several stacks, one stack per processor at once. It raises what `up` raises."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda one: one.up(only, timeout_s=timeout_s), stacks))

@@ -38,7 +38,7 @@ def needed_bytes(
 def require_stack_memory(
     bundle: Path, parts: Iterable[str], available: int | None = None, *, text: Path | None = None
 ) -> None:
-    """Refuse a bundle whose `parts` do not fit into memory. Raises: StackError with needed and available memory."""
+    """Check that `parts` with this bundle fit into memory. Raises: StackError with needed and available memory."""
     needed = needed_bytes(bundle, parts, text=text)
     have = available_bytes() if available is None else available
     need = sum(needed.values())

@@ -13,7 +13,7 @@ from services.stack.errors import StackError
 from services.stack.folders import StateFolder
 from services.stack.ports import LOOPBACK, PARTS, Ports
 
-# Per shard and replica: the ports by name.
+# For each shard, each replica's ports by name.
 Shards = list[list[dict[str, int]]]
 
 
@@ -45,7 +45,7 @@ class Note:
         note_file(folder).write_text(json.dumps(noted, indent=1), encoding="utf-8")
 
     def require_same(self, wanted: "Note", running: Sequence[str]) -> None:
-        """Refuse other parameters than those of running parts. Raises: StackError."""
+        """Check that `wanted` has the parameters of the running parts. Raises: StackError."""
         if not running:
             return
         them = ", ".join(running)
@@ -85,13 +85,13 @@ def bundle_file(folder: StateFolder) -> Path:
 
 
 def taken_over(folder: StateFolder) -> str:
-    """Return the bundle that replaced `<state>/bundle`; "" without one."""
+    """Return the bundle that replaced `<state>/bundle`, or "" if none did."""
     file = bundle_file(folder)
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def new_shards(shards: int, replicas: int) -> Shards:
-    """Return shards and replicas on free ports; none for one shard."""
+    """Return shards and replicas on free ports, or [] for one shard."""
     return [[Ports.free().of("candidates") for _ in range(replicas)] for _ in range(shards)] if shards > 1 else []
 
 

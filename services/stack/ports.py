@@ -1,6 +1,6 @@
-"""A stack's ports: docker-compose.yml's, shifted ones, or a free block for tests, version sets and shards.
+"""A stack's ports, which are docker-compose.yml's, shifted ones, or a free block.
 
-Names are the services; a further port is `<service>-<what>`.
+Tests, version sets and shards use free blocks. A main port has its service's name, others `<service>-<what>`.
 """
 
 import os
@@ -80,12 +80,12 @@ def stop_order() -> Iterator[list[str]]:
 
 
 LOOPBACK = "127.0.0.1"
-# Every port's name -> its documented number, and its part.
+# Maps each port's name to its documented number.
 DEFAULTS: Mapping[str, int] = MappingProxyType(
     {name: number for part in PARTS.values() for name, number in part.ports.items()}
 )
 _OWNERS = {name: part.name for part in PARTS.values() for name in part.ports}
-# Ports below those of outgoing connections (32768-60999 on Linux), and other than the demo's in tests (tests/e2e). A
+# Ports below those of outgoing connections (32768-60999 on Linux) and without the demo's in tests (tests/e2e). A
 # block's last port is its guard.
 _FREE_BLOCKS = range(20_000, 27_000, len(DEFAULTS) + 1)
 
@@ -149,7 +149,7 @@ def owner(name: str) -> str:
 
 
 def _reserve(guard: int) -> bool:
-    """Bind this port until the process ends; False if it is in use."""
+    """Bind this port until the process ends. Return False if the port is in use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         try:
             holder.bind((LOOPBACK, guard))

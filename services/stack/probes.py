@@ -1,6 +1,6 @@
 """Probe parts with one short request in their own protocol.
 
-A probe returns None if ready, else the reason.
+A probe returns None if the part is ready, else the reason.
 """
 
 import socket
@@ -11,9 +11,9 @@ _METADATA_KEY, _METADATA_VERSION = 3, 1
 
 
 def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Kafka is ready when its metadata has a broker.
+    """Probe Kafka, which is ready when its metadata has a broker.
 
-    The request is written by hand: kafka-python's clients retry and block for too long.
+    The request is encoded here, because kafka-python's clients retry and block for too long.
     """
     client_id = b"freshet-probe"
     body = struct.pack(">hhih", _METADATA_KEY, _METADATA_VERSION, 1, len(client_id)) + client_id + struct.pack(">i", 0)

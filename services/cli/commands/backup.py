@@ -1,4 +1,4 @@
-"""`freshet backup DIR` and `freshet restore DIR`: bundle, refresher checkpoints and positions as one set."""
+"""The commands `freshet backup DIR` and `freshet restore DIR`."""
 
 import asyncio
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ def backup(
 ) -> None:
     """Copy the bundle, checkpoints and stream positions into one checksummed folder, while everything runs.
 
-    The folder has each partition's newest complete checkpoint. It does not have Kafka's log: back that up with Kafka's
-    tools. A restored folder continues from its positions in the log.
+    The folder has each partition's newest complete checkpoint. It does not contain Kafka's log: back up the log with
+    Kafka's tools. After a restore, the refreshers continue from the backup's positions in the log.
 
     Example:  freshet backup backups/monday
     """
@@ -87,8 +87,8 @@ def restore(
 ) -> None:
     """Verify a backup and install it; the refreshers then continue from its positions.
 
-    The command fails, and says why, if a file is missing, added or altered, if a part is of another model or moment, if
-    Kafka's log ends before a checkpoint's position, or while the stack's processes run.
+    The command fails, and says why, if a file is missing, added or altered, if the parts are of different models or
+    times, if Kafka's log ends before a checkpoint's position, or if the stack's processes run.
 
     Example:  freshet down && freshet restore backups/monday && freshet up
 
@@ -126,7 +126,7 @@ def restore(
 
 
 def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
-    """Return epoch and watermarks of `interactions`; None and empty if Redis is unavailable."""
+    """Return the epoch and the watermarks of `interactions`, or (None, {}) if Redis is unavailable."""
     from services.platform.errors import DependencyUnavailable
     from services.user_state.reader import StateReader
 
@@ -144,7 +144,7 @@ def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
 
 
 def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
-    """Return the end of each partition of `attributions`; None if Kafka is unavailable."""
+    """Return the end of each partition of `attributions`, or None if Kafka is unavailable."""
     from services.contracts.topic_reader import TopicReader
     from services.contracts.topics.attributions import ATTRIBUTIONS
     from services.platform.config import environment_kafka

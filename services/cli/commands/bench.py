@@ -61,10 +61,10 @@ def pefa(
     *,
     data: Annotated[list[str] | None, Option(help="scifact or medquad; may be repeated. Default: both.")] = None,
 ) -> "Report":
-    """PEFA on text, as in its paper: real queries and documents, and a real sentence encoder.
+    """Measure PEFA on text, as its paper does, with real queries, documents and a sentence encoder.
 
-    Compares the encoder alone with PEFA-XS and PEFA-XL: recall, build time, index size, latency, and the effect of
-    little feedback. Lambda and k are chosen on held-out training queries.
+    The command compares recall, build time, index size and latency of the encoder alone, PEFA-XS and PEFA-XL, and the
+    effect of little feedback. Lambda and k are chosen on held-out training queries.
 
     Example:  freshet bench pefa --data scifact --quick --json
     """
@@ -90,11 +90,11 @@ def stream(
     ] = 1,
     epochs: Annotated[int, Option(min=1, help="Epochs of each training, preset quick.")] = 4,
 ) -> "Report":
-    """Replay a stream event by event: the gain by feedback without training, and how soon a new item is found.
+    """Replay a stream; measure the gain from feedback without training, and how soon new items are found.
 
-    Trains on the first four fifths of the time without a tenth of the catalogue, then predicts every later event before
-    learning from it. Compares frozen items, PEFA-XS, XL and both, a model retrained at intervals, popularity, and
-    item-kNN.
+    The command trains on the first four fifths of the time, without a tenth of the catalogue. Then it predicts each
+    later event before it learns from the event. It compares frozen items, PEFA-XS, XL and both, a model retrained at
+    intervals, popularity, and item-kNN.
 
     Example:  freshet bench stream --data ml-latest-small --seeds 1 --retrainings 0 --quick
     """
@@ -124,11 +124,11 @@ def table_3(
     store: Annotated[Path | None, Option(help="Finished runs and checkpoints [quality in the local cache].")] = None,
     threads: Annotated[int | None, Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
 ) -> "Report":
-    """Compare SASRec and HSTU, each with a dot product and a mixture, with tuned baselines: quality, intervals, hours.
+    """Compare SASRec and HSTU, each with a dot product and a mixture, with tuned baselines.
 
-    Every arm's trials on validation get the same processor time, ten minutes a split; the test split is used once.
-    Processor hours, estimated: ml-1m-long (30 epochs) 16, all other sets 20. You may interrupt the command: finished
-    runs are kept, and training resumes from its checkpoint.
+    Every arm's validation trials get the same processor time, ten minutes for each split. The test split is used once.
+    The estimate is 16 processor hours for ml-1m-long (30 epochs) and 20 for all other sets. You may interrupt the
+    command: finished runs are kept, and training resumes from its checkpoint.
 
     Example:  freshet bench paper table-3 --data ml-latest-small --hours 8
     """
@@ -185,10 +185,10 @@ def retrieval(
         bool, Option("--prove", help="First compare answers and certificates with float64 on 100,000 queries.")
     ] = False,
 ) -> "Report":
-    """Top-K over a Mixture of Logits: compare every algorithm with its PyTorch transcription and the roofline.
+    """Compare every Top-K algorithm for a Mixture of Logits with its PyTorch transcription and the roofline.
 
     A row has milliseconds, speedup, recall, the share of answers proven exact, items touched and bytes per item. The
-    exit status is 1 if an answer marked as proven exact was wrong. On a GPU use `freshet bench gpu`.
+    exit status is 1 if an answer marked as proven exact was wrong. On a GPU, use `freshet bench gpu`.
 
     Example:  freshet bench retrieval --quick
 
@@ -215,9 +215,10 @@ def gpu(
     seed: Seed = 0,
     device: Annotated[str, Option(hidden=True)] = "cuda",
 ) -> None:
-    """The papers' Table 5 on a GPU: compare every algorithm with its roofline and the paper's times, line by line.
+    """Measure the paper's Table 5 on a GPU: compare every algorithm with its roofline and the paper's times.
 
-    Needs only NumPy, PyTorch, Triton, typer and rich. The exit status is 1 if a row failed or a proof was wrong.
+    The command needs only NumPy, PyTorch, Triton, typer and rich. The exit status is 1 if a row failed or a proof was
+    wrong.
 
     Example:  freshet bench gpu --shape books --quick
     """
@@ -229,7 +230,7 @@ def gpu(
         raise usage_error(f"device={device!r}; allowed: cuda, or cpu to try the command at 900 items")
     if device == "cuda" and not torch.cuda.is_available():
         raise CommandError(table.NO_CARD, advice="freshet bench retrieval", status=ExitStatus.UNAVAILABLE)
-    try:  # not `sentences`: its errors need gRPC
+    try:  # `sentences` would import gRPC
         status = table.measure(
             shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=is_json(), device=device
         )

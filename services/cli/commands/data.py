@@ -1,4 +1,4 @@
-"""`freshet data validate` and `freshet import`: look at a table of interactions, and write it to the stream."""
+"""The commands `freshet data validate` and `freshet import` check interactions and write them to the stream."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 @app.callback()
 def data() -> None:
-    """Look at interaction data."""
+    """Check interaction data."""
 
 
 @output.group_command(app, "validate")
@@ -31,9 +31,9 @@ def validate(
     table: "TableOptions",
     events: Annotated[Path | None, Option(help="The YAML file for `freshet train --events`.")] = None,
 ) -> None:
-    """Check a table for duplicates, unsorted times, ids out of range and unknown types, and say what to do.
+    """Check a table for duplicates, unsorted times, ids out of range and unknown types; advise how to mend it.
 
-    `freshet train` and `freshet import` have the same findings. The exit status is 1 if the table is unusable.
+    `freshet train` and `freshet import` report the same findings. The exit status is 1 if the table is unusable.
 
     Example:  freshet data validate ratings.csv
     """
@@ -81,7 +81,7 @@ def import_past(
 ) -> None:
     """Write past interactions to the stream and compute all users' histories and states, before going live.
 
-    The stack has to run. Its stream has to be empty, or contain the beginning of the same import, which then continues.
+    The stack has to run. Its stream has to be empty or contain the beginning of the same import, which then continues.
 
     Example:  freshet import ml-1m --before 0.8 --no-attributes
     """

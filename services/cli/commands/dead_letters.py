@@ -1,4 +1,4 @@
-"""`freshet dead-letters list | show | replay | forget`."""
+"""The commands `freshet dead-letters list`, `show`, `replay` and `forget`."""
 
 import base64
 import sys
@@ -55,7 +55,7 @@ def show(
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
 ) -> None:
-    """Show one dead letter: its reason, key, headers, and value, decoded if possible.
+    """Show a dead letter's reason, key, headers and value. The value is decoded if possible.
 
     Example:  freshet dead-letters show interactions:3:17
     """
@@ -97,8 +97,8 @@ def replay(
 ) -> None:
     """Write records to their topic again, with the same key, value and headers.
 
-    An interaction counts once however often it is replayed: its event id is its own or made from its position. A record
-    is left out if it was replayed before, if its user was forgotten, or if its key has a newer record.
+    A replayed interaction counts once: it keeps its event id, or gets one that is made from its position. A record is
+    not written if it was replayed before, if its user was forgotten, or if its key has a newer record.
 
     Example:  freshet dead-letters replay interactions:3:17
 
@@ -144,7 +144,8 @@ def replay(
 
 @output.group_command(app)
 def forget(*, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka = "") -> None:
-    """Remove the interactions of forgotten users from the dead letters. Run it as often as you promise your users.
+    """Remove the interactions of forgotten users from the dead letters. Run it as often as your privacy policy
+    requires.
 
     Example:  freshet dead-letters forget
     """

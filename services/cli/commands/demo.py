@@ -30,10 +30,10 @@ def demo(
     port_offset: options.PortOffset = 0,
     keep: Annotated[bool, Option("--keep", help="Do not stop the stack at the end.")] = False,
 ) -> None:
-    """Train on past events, stream later ones through Kafka, and watch the recommendations follow.
+    """Train on past events, stream later ones through Kafka, and watch the recommendations change.
 
-    The command replaces the data of an earlier demo in the state folder. It refuses a folder with a running stack or
-    with another stream's data. The exit status is 1 if the counts do not match.
+    The command replaces the data of an earlier demo in the state folder. It fails if the folder has a running
+    stack or another stream's data. The exit status is 1 if the counts do not match.
 
     Example:  freshet demo --keep
 
@@ -56,7 +56,7 @@ def demo(
         with_console=with_console,
     )
     display = Display(console(stderr=is_json()))
-    # SIGTERM, for example from a supervisor, stops the demo and its stack like Ctrl-C.
+    # SIGTERM stops the demo and its stack, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _sentences(state / "logs"):
         summary = run_demo(wanted, display)

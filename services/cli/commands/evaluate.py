@@ -1,4 +1,4 @@
-"""`freshet evaluate`, `compare` and `inspect`: measure a bundle, compare two, and show the content of one."""
+"""The commands `freshet evaluate`, `compare` and `inspect` measure, compare and describe bundles."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,10 +75,10 @@ def _print_evaluation(report: dict[str, Any], page: Path) -> None:
 @json_command
 @reads_a_table
 def compare(a: Bundle, b: Bundle, *, data: options.Data, table: "TableOptions") -> None:
-    """Compare two bundles of one catalogue on events that neither was trained on: by how much they differ, and where.
+    """Compare two bundles of one catalogue on events that neither was trained on.
 
-    Differences are paired by event, with 95 % intervals over users. Kinds of events with a significant difference (5 %,
-    Holm's correction) are marked. Twenty users are shown with history, next item and both lists.
+    Differences are paired by event and have 95 % intervals over users. Kinds of events with a significant difference
+    (5 %, Holm's correction) are marked. The output shows twenty users with history, next item and both lists.
 
     Example:  freshet compare .freshet/bundle .freshet/next --data ml-1m
     """

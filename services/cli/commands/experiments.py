@@ -57,7 +57,7 @@ def example() -> None:
 
 @group_command(app)
 def start(name: Name, *, state: options.State = options.DEFAULT_STATE) -> None:
-    """Start the experiment: from now on its users get its arms.
+    """Start an experiment: its users now get the answers of its arms.
 
     Example:  freshet experiments start diversity
     """
@@ -106,7 +106,7 @@ def list_experiments(*, state: options.State = options.DEFAULT_STATE) -> None:
 
 
 def current_experiments(state: Path) -> "Experiments":
-    """Return the newest state of all experiments of a stack; empty before the first operation."""
+    """Return the newest state of a stack's experiments. It is empty before the first operation."""
     from services.contracts.topics.experiments import Experiments
 
     last = _control(state).read().last
@@ -127,7 +127,7 @@ def _control(state: Path) -> "Control[Experiments]":
 
 
 def _check_sets(new: "Experiment", state: Path) -> None:
-    """Refuse arms whose version set is not staged. Raises: CommandError."""
+    """Check that the arms' version sets are staged. Raises: CommandError."""
     from services.cli.staging import sets_of
 
     wanted = {arm.version_set for arm in new.arms if arm.version_set}

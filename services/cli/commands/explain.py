@@ -30,8 +30,8 @@ def explain(
 
     [bold]model[/] is the trained score; [bold]refreshed[/] is the effect of later interactions with the item (PEFA-XS);
     [bold]votes[/] come from remembered interactions of users in a similar state (PEFA-XL) and from neighbours of the
-    user's last items. Rules that name the item are listed with what they add. The exit status is 1 if nothing is known
-    of the user: Recommend would answer popular items, which have no score.
+    user's last items. The output lists rules that name the item, with their effect on the score. The exit
+    status is 1 if the user has no state: Recommend would answer popular items, which have no score.
 
     Example:  freshet explain 42 1193
 

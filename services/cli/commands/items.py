@@ -1,4 +1,4 @@
-"""`freshet items put | withdraw`: recommendable items besides those of the model's training."""
+"""The commands `freshet items put` and `freshet items withdraw` change items, including items the model lacks."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def withdraw(
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,
 ) -> None:
-    """Remove items from all answers. Their feedback stays: `put` restores them.
+    """Remove items from all answers. Their feedback is kept, so that `put` restores them.
 
     Example:  freshet items withdraw new-1 new-2
     """
@@ -85,7 +85,7 @@ def withdraw(
 
 
 def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int, done: str) -> None:
-    """Write the items. named: item by its name in error messages (its id, or "items.jsonl:7")."""
+    """Write the items. The keys of `named` are names for error messages, either an id or "items.jsonl:7"."""
     from freshet.v1 import gateway_pb2
 
     names, messages, written = list(named), list(named.values()), 0
@@ -149,5 +149,5 @@ def _item(line: str, *, where: str) -> "events_pb2.Item":
 
 
 def _is_tag(value: object) -> bool:
-    """Whether `value` is a JSON string other than a date: "7" stays a string."""
+    """Return whether `value` is a JSON string other than a date. For example, "7" stays a string."""
     return isinstance(value, str) and not _DATE.match(value)

@@ -89,9 +89,9 @@ def certs(
 ) -> None:
     """Make a CA and a certificate for each process, Kafka, Redis, the inference server and an operator.
 
-    Each certificate names its process, localhost, the loopback addresses and your hosts. Only you can read the keys. To
-    rotate, use --renew and restart the processes one by one: the CA stays the same, so old and new certificates are
-    trusted. For a new CA use a new folder.
+    Each certificate names its owner, localhost, the loopback addresses and your hosts. Only you can read the keys. To
+    renew certificates, use --renew and restart the processes one by one: the CA stays the same, so old and new
+    certificates are trusted. For a new CA, use a new folder.
 
     Example:  freshet certs --out .freshet/certs --host 10.0.0.7
 

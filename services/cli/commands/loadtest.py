@@ -18,7 +18,7 @@ from services.cli.output import reports_errors
 def loadtest(
     context: typer.Context, scenario: Annotated[str, Argument(help="The scenario, for example steady.")] = ""
 ) -> None:
-    """Put load on a running stack; requests arrive on a clock. Options after the scenario belong to it.
+    """Put load on a running stack with requests at scheduled times. Options after SCENARIO go to the scenario.
 
     Example:  freshet loadtest steady
 
@@ -26,7 +26,7 @@ def loadtest(
     """
     arguments = [scenario, *context.args] if scenario else ["--help"]
     with subprocess.Popen([sys.executable, "-m", "loadtest", *arguments]) as running:
-        # Ctrl-C reaches both: the load test ends its run and reports, which takes longer than Popen would wait.
+        # Both processes receive Ctrl-C. The load test then ends its run and reports; Popen would not wait that long.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         running.wait()
     raise typer.Exit(running.returncode)

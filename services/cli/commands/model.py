@@ -28,7 +28,7 @@ app = typer.Typer(
 # A gateway closes the connections of a removed set after five seconds.
 _LAST_CALLS_S = 6.0
 _GO_BY_S = 10.0
-# The processes that each version set of a stack has for itself, in the order in which they load another bundle.
+# Each version set of a stack has its own instance of these processes. They load another bundle in this order.
 _OF_A_SET = ("refresher", "reranker", "candidates")
 
 Name = Annotated[str, Argument(help="The set's name.")]
@@ -82,10 +82,10 @@ def warm(
     attributions: Annotated[bool, Option(help="Also encode past interactions for its item states.")] = True,
     state: options.State = options.DEFAULT_STATE,
 ) -> None:
-    """Compute the set's states of all users with a history, and its attributions of interactions before it was staged.
+    """Compute a set's states of all users with a history, and its attributions of interactions before its staging.
 
-    Meanwhile the encoder handles new events, so one run is enough. After an interruption the next call continues. It
-    uses idle processor time only, at most the given share of one core.
+    The encoder handles new events meanwhile, so one run is enough. After an interruption, the next call continues. The
+    command uses only idle processor time, at most the given share of one core.
 
     Example:  freshet model warm next --share 0.5
     """
@@ -129,7 +129,7 @@ def shadow(
 def canary(
     name: Name, share: ShareArgument, *, state: options.State = options.DEFAULT_STATE, gateways: Gateways = ""
 ) -> None:
-    """Let the set answer this share of users, always the same ones; a larger share adds to them.
+    """Let the set answer this share of users. The users stay the same; a larger share adds users.
 
     Example:  freshet model canary next 5%
     """
@@ -141,7 +141,7 @@ def canary(
 def promote(
     name: Name, *, wait_s: WaitS = 60, state: options.State = options.DEFAULT_STATE, gateways: Gateways = ""
 ) -> None:
-    """Let the set answer all users, once 99 % of those with a history are warm; the previous set stays warm.
+    """Let the set answer all users once it has states of 99 % of users with a history. The previous set stays warm.
 
     Example:  freshet model promote next
     """
@@ -168,7 +168,7 @@ def promote(
 
 @output.group_command(app)
 def rollback(*, state: options.State = options.DEFAULT_STATE, gateways: Gateways = "") -> None:
-    """End the canary, or let the set before the last promotion answer again, at once: it is still warm.
+    """End the canary. Without a canary, let the set that served before the last promotion answer again at once.
 
     Example:  freshet model rollback
     """
@@ -177,10 +177,10 @@ def rollback(*, state: options.State = options.DEFAULT_STATE, gateways: Gateways
 
 @output.group_command(app)
 def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways: Gateways = "") -> None:
-    """Remove a set that answers no user; on a local stack its processes end.
+    """Remove a set that answers no user, and end its processes on a local stack.
 
-    If the stack was started with this set, its own processes load the remaining set, one after the other; those of a
-    compact stack do so at the next start.
+    If the stack was started with this set, the stack's processes load the remaining set one after the other. A compact
+    stack loads it at the next start.
 
     Example:  freshet model retire next
     """
@@ -197,7 +197,8 @@ def retire(name: Name, *, state: options.State = options.DEFAULT_STATE, gateways
             current_experiments(state).check_no_arm(name)
             after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)
         if after.serving in local and name not in local:
-            # Replace the bundle only now: before, a rollback could still need the set that these processes serve.
+            # Replace the bundle after the retirement: until then a rollback could need the set that these processes
+            # serve.
             parts = _OF_A_SET if main.profile == "split" else ()
             try:
                 with output.stack_progress() as say:

@@ -33,7 +33,7 @@ def arms(
     archive: Archive = None,
     state: options.State = options.DEFAULT_STATE,
 ) -> None:
-    """Estimate the reward per answer of arms chosen by the request's context, from an experiment's exposures.
+    """Estimate the reward per answer if the request's context chose the arm, from an experiment's exposures.
 
     Example:  freshet off-policy arms diversity --metric click --give device=tv:diverse --give control
     """

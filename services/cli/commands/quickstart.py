@@ -43,8 +43,8 @@ def quickstart(
 ) -> None:
     """Start the smallest system that answers, request recommendations, record one event, and request them again.
 
-    The first run trains a small model: on MovieLens latest-small if this machine has it, otherwise on simulated users.
-    The system continues to run; the last line says how to stop it.
+    The first run trains a small model on MovieLens latest-small, or on simulated users if this machine lacks the data.
+    The system continues to run; the last line shows how to stop it.
 
     Example:  freshet quickstart
     """
@@ -63,9 +63,9 @@ def quickstart(
 
 @contextmanager
 def _model(state: Path, say: "Say") -> Iterator[Path]:
-    """Yield the folder of the trained bundle, which exists after the block.
+    """Yield the folder of the trained bundle. The folder is complete after the block.
 
-    Training is a separate process: Kafka can start meanwhile, and PyTorch's memory is freed at the end.
+    Training runs in a separate process, so that Kafka can start meanwhile and PyTorch's memory is freed at the end.
     """
     from services.algorithms.bundles import model_manifest
     from services.offline import quickstart as training
@@ -144,7 +144,7 @@ def _choose(bundle: "Bundle") -> tuple[list[str], str]:
     """Return three popular items that share a category, and a popular item with none of their categories."""
     by_popularity = [int(item) for item in (-bundle.counts).argsort(kind="stable")]
     categories = [set(of_item) for of_item in bundle.categories]
-    # The rarest category of the most popular item is the most specific taste.
+    # The rarest category of the most popular item describes the most specific taste.
     sizes = {name: sum(name in of_item for of_item in categories) for name in categories[by_popularity[0]]}
     shared = min(sizes, key=lambda name: (sizes[name], name))
     liked = [item for item in by_popularity if shared in categories[item]][:3]

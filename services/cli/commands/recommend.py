@@ -1,4 +1,4 @@
-"""`freshet recommend`: the top K for a user, for a sequence of items, or for many users, with provenance.
+"""The command `freshet recommend` prints recommendations with their provenance.
 
 Titles are shown if the bundle is on this machine.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from services.offline.experiments.results import Metric, Results
 
 Archive = Annotated[Path | None, Option(help="The archive of `freshet archive`; newer records come from the topics.")]
-# Seconds between two publications of `--follow`, and before the next attempt after a failure.
+# `--follow` publishes every FOLLOW_S seconds, and tries again RETRY_S seconds after a failure began.
 FOLLOW_S, RETRY_S = 20.0, 5.0
 
 
@@ -50,9 +50,9 @@ def results(
 ) -> None:
     """Show which arm is better, with intervals that stay valid however often you look.
 
-    A user counts once, when the horizon after the first exposure is over. P-values are corrected over all metrics and
-    arms together. If the numbers of users do not match the arms' shares, users of one arm are lost or counted twice, so
-    no difference is shown.
+    A user is counted once the horizon after the first exposure is over. P-values are corrected over all metrics and
+    arms together. If the numbers of users do not match the arms' shares, users are missing or counted twice, and no
+    difference is shown.
 
     Example:  freshet results diversity --metric click --guardrail 'hide<=+5%' --stop-broken
 
@@ -136,7 +136,7 @@ def _show_counts(name: str, by: str, archive: Path | None, export: Path | None, 
 
 
 def opened(state: Path, archive: Path | None) -> Any:
-    """Open the exposures and interactions of a stack's topics and an archive, as tables."""
+    """Open tables of the exposures and interactions in a stack's topics and an archive."""
     from services.contracts.pseudonyms import pseudonym_key
     from services.contracts.topic_reader import TopicReader
     from services.contracts.topics.exposures import EXPOSURES
@@ -156,7 +156,7 @@ def opened(state: Path, archive: Path | None) -> Any:
 
 
 def metric_of(text: str) -> "Metric":
-    """Return the metric of TYPE or TYPE:value. Raises: CommandError."""
+    """Parse a metric, TYPE or TYPE:value. Raises: CommandError."""
     from services.offline.experiments.results import Metric
 
     kind, _, of = text.partition(":")

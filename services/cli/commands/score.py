@@ -33,19 +33,20 @@ def score(
     kafka: options.Kafka = "",
     state: options.State = options.DEFAULT_STATE,
 ) -> None:
-    """Score all users from the log of interactions: the items that the gateway would answer, without calling it.
+    """Compute recommendations for all users from the log of interactions, without the gateway.
 
-    Only Kafka has to run. Histories are made by the live consumer's code. The search is exact over the catalogue that
-    is served now. Item neighbours and remembered interactions vote according to FRESHET_CANDIDATES_VOTE_. Seen items
-    are left out. The rows have the columns of `freshet recommend --batch`, sorted by partition and id; index_version
-    names the catalogue.
+    Only Kafka has to run. The live consumer's code computes the histories. The search is exact over the catalogue that
+    is served now. Scores include item neighbours and remembered interactions as FRESHET_CANDIDATES_VOTE_ sets. Seen
+    items are left out. The rows have the columns of `freshet recommend --batch` and are sorted by partition and id.
+    The column index_version names the catalogue.
 
-    Rows lack what the gateway adds: popular items for users without a state (no items here, `no_state`), the boost of
-    popular items for users with fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_boosted`), standing rules,
-    positions for new items, impressions. States differ from stored ones at most by one rounding to half precision.
+    The rows lack what the gateway adds: standing rules, positions for new items, and impressions. Users without a state
+    have no items and the degradation `no_state`, where the gateway returns popular items. Users with fewer items than
+    FRESHET_GATEWAY_COLD_ITEMS have `popular_not_boosted`, where the gateway boosts popular items. A state differs from
+    the stored one by at most one rounding to half precision.
 
-    After an interruption run the same command again: finished partitions are not computed again. Without --as-of the
-    others are computed as of the later time.
+    After an interruption, run the same command again; it skips finished partitions. Without --as-of, the others are
+    computed as of the later time.
 
     Example:  freshet score --out scores.parquet --k 50
 

@@ -1,4 +1,4 @@
-"""`freshet search` and `freshet similar`: items for words, with the sources of each, and items like one item.
+"""The commands `freshet search` and `freshet similar` find items by words and items similar to an item.
 
 Search learns from chosen results, which `freshet record --query` records.
 """
@@ -29,7 +29,7 @@ def search(
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
 ) -> None:
-    """Find items by words. For a vector of your own: freshet search-vectors.
+    """Find items by words. `freshet search-vectors` finds items by your own vector.
 
     Example:  freshet search "space movies with a sense of humour" --user 42
     """
@@ -93,7 +93,7 @@ def similar(
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
 ) -> None:
-    """List the items most similar to one item, by an exact search of the present index, which includes new items.
+    """List the items most similar to an item. The exact search uses the current index, which includes new items.
 
     Example:  freshet similar 1193 --k 5
     """

@@ -40,7 +40,7 @@ def up(
     port_offset: options.PortOffset = 0,
     timeout_s: Annotated[float, Option(min=1, help="Seconds in which all parts must be healthy.")] = 120.0,
 ) -> None:
-    """Start Kafka, Redis, the inference server, the processes and the console; wait until each is healthy.
+    """Start Kafka, Redis, the inference server, the processes and the console; wait until all are healthy.
 
     Example:  freshet up
 
@@ -97,7 +97,7 @@ def down(*, state: options.State = options.DEFAULT_STATE) -> None:
 
 @output.json_command
 def status(*, state: options.State = options.DEFAULT_STATE) -> None:
-    """Show every part: readiness, address, memory, start time.
+    """Show each part's readiness, address, memory and time since its start.
 
     The exit status is 0 if all parts are ready, else 3.
 
@@ -117,10 +117,11 @@ def status(*, state: options.State = options.DEFAULT_STATE) -> None:
 
 @output.json_command
 def doctor(*, state: options.State = options.DEFAULT_STATE, bundle: options.StackBundle = None) -> None:
-    """Explain what prevents the stack from running, or from running well: the problem, its effect, the next command.
+    """Explain what prevents the stack from running, or from running well.
 
-    It checks settings, parts, ports, machine and bundle; for running parts model versions, topics, Redis and lag; then
-    expiry dates. It changes nothing. The exit status is 1 if it finds an error.
+    Each finding names the problem, its effect and the next command. The command checks settings, parts, ports, machine,
+    bundle and expiry dates. If parts run, it also checks model versions, topics, Redis and lag. It changes nothing. The
+    exit status is 1 if it finds an error.
 
     Example:  freshet doctor
     """

@@ -1,4 +1,4 @@
-"""Jobs over the log: `freshet archive`, `backfill-attributions`, `rebuild`, `repartition` and `shard-snapshots`."""
+"""The commands `freshet archive`, `backfill-attributions`, `rebuild`, `repartition` and `shard-snapshots`."""
 
 import shutil
 import time
@@ -82,15 +82,15 @@ def backfill_attributions(
 ) -> None:
     """Write another model's attributions for all interactions so far. The model then starts with all past feedback.
 
-    Only Kafka has to run. Run the command again shortly before you switch models, for newer interactions. Undone and
-    forgotten interactions are left out. With `--archive` it first reads the archive, for interactions that retention
-    removed.
+    Only Kafka has to run. Run the command again shortly before you switch models, to include newer interactions. Undone
+    and forgotten interactions are left out. With `--archive`, the command also reads interactions that retention
+    removed from the topic.
 
-    With `--rekey` it writes attributions and search clicks of a live model again, under the pseudonyms of
-    FRESHET_PSEUDONYM_KEY. First give the encoder the new key, and the old one in FRESHET_PSEUDONYM_KEYS_BEFORE. Sums,
-    memory and the effect of clicks stay the same. Drop the old key when refreshers and generators have read the new
-    records. Interactions that retention removed need `--archive`; otherwise a forget finds them only with the old key.
-    Run it for each live model.
+    With `--rekey`, the command writes a live model's attributions and search clicks again, under the pseudonyms of
+    FRESHET_PSEUDONYM_KEY. First give the encoder the new key, and the old key in FRESHET_PSEUDONYM_KEYS_BEFORE. Sums,
+    memory and the effect of clicks stay the same. Remove the old key when refreshers and generators have read the new
+    records. Add `--archive` if retention removed interactions; otherwise `freshet forget` needs the old key to find
+    them. Run the command for each live model.
 
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next --archive archives/interactions
 
@@ -131,12 +131,12 @@ def rebuild(
         Path | None, Option(help="Another model's bundle: its sums are written as checkpoints [the stack's bundle].")
     ] = None,
 ) -> None:
-    """Compute the refresher's sums from the whole stream of attributions and print their digests, while all runs.
+    """Compute the refresher's sums from the whole stream of attributions and print their digests.
 
-    For the running refresher's bundle the digests are compared: the exit status is 1 if one differs at the same
-    position. For another bundle, or without a running refresher, the result is written as checkpoints, from which a
-    refresher of that bundle continues. Run `freshet backfill-attributions` first: it writes another model's
-    attributions.
+    The stack may run meanwhile. If the running refresher uses the same bundle, its digests are compared; the exit
+    status is 1 if a digest differs at the same position. Otherwise the result is written as checkpoints, from which a
+    refresher of the bundle continues. For another model, first run `freshet backfill-attributions`, which writes the
+    model's attributions.
 
     Example:  freshet rebuild --bundle bundles/new
     """
@@ -173,7 +173,7 @@ def rebuild(
 
 
 def _live(stack: "Stack") -> Any:
-    """Return the running refresher's status; None if none answers."""
+    """Return the running refresher's status, or None if no refresher answers."""
     import grpc
     from freshet.v1 import refresher_pb2
 
@@ -183,7 +183,7 @@ def _live(stack: "Stack") -> Any:
 
 
 def _compared(report: "RebuildReport", live: Any) -> list[dict[str, Any]]:
-    """Return a row per partition. equal: None if no running refresher is at the same position."""
+    """Return a row per partition. `equal` is None if no running refresher is at the same position."""
     live_partitions = {} if live is None else {one.partition: one for one in live.partitions}
     rows: list[dict[str, Any]] = []
     for one in report.partitions:
@@ -229,8 +229,8 @@ def repartition(
     """Change the number of partitions of `interactions`, while every process but Kafka and Redis is stopped.
 
     The command copies the log without records of forgotten users, compares the copy, and replaces the old log. At their
-    next start the processes compute histories, states and item sums again, which takes as long as reading the log.
-    Earlier freshness tokens are not honoured. After an interruption run it again.
+    next start, the processes read the log and compute histories, states and item sums again. Earlier freshness tokens
+    are not honoured. After an interruption, run the command again.
 
     Example:  freshet down && freshet up --only kafka,redis && freshet repartition --partitions 16
     """

@@ -1,4 +1,4 @@
-"""`freshet train`, `train-text`, `export` and `retrain`: train model bundles, and write a bundle's encoder as ONNX."""
+"""The commands `freshet train`, `train-text`, `retrain` and `export` train models and export the encoder as ONNX."""
 
 import math
 import shutil
@@ -99,7 +99,7 @@ def export(
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     data: Annotated[str, Option(help="Compare with PyTorch on this data's histories [random ones].")] = "",
 ) -> None:
-    """Write a bundle's encoder as ONNX, with the inference server's model folder, after comparing it with PyTorch.
+    """Write a bundle's encoder as ONNX, compare it with PyTorch, and write the inference server's model folder.
 
     Example:  freshet export --bundle .freshet/bundle --data ml-1m
     """
@@ -136,7 +136,7 @@ def train_text(
 ) -> None:
     """Train the models that answer queries in words: the phrase model (PIXAR) and the text MoL.
 
-    They are trained on titles, categories and pseudo queries made of them.
+    The training data are titles, categories, and pseudo queries made of both.
 
     Example:  freshet train-text all --bundle .freshet/bundle --out .freshet/text
     """

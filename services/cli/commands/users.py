@@ -105,10 +105,11 @@ def forget(
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 15_000,
 ) -> None:
-    """Forget a user exactly: history, seen items, states, and contributions to item states and memory.
+    """Remove a user's history, seen items, states, and contributions to item states and memory, exactly.
 
-    Later events count again. The removal is final, so the command shows what it would remove and asks first. Exit
-    status 0: every process has applied it. 3: not every process has applied it in time, but will. 1: you answered no.
+    Later events of the user count again. The removal is final, so the command shows what it would remove and asks
+    first. The exit status is 0 if every process has applied the removal, 3 if some processes have not applied it yet,
+    and 1 if you answered no.
 
     Example:  freshet forget 42 --preview
 

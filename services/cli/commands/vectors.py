@@ -100,7 +100,7 @@ def search_vectors(
     candidates: options.Candidates = options.DEFAULT_CANDIDATES,
     timeout_ms: options.TimeoutMs = 2000,
 ) -> None:
-    """Search by a vector of your own, in an index that `freshet index` made.
+    """Search an index that `freshet index` made by your own vector.
 
     Example:  freshet search-vectors queries.npy --row 3 --k 10
     """

@@ -1,4 +1,4 @@
-"""The checks of `freshet doctor`: settings, the machine, the stack, and its running parts. Each yields findings."""
+"""The checks of `freshet doctor` examine settings, the machine and the stack, and yield findings."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +23,7 @@ def fine(about: str, found: str) -> Finding:
 
 
 def error(about: str, found: str, why: str, advice: str) -> Finding:
-    """Return a problem that prevents the stack from running, or answers from being right."""
+    """Return a problem that prevents the stack from running or makes answers wrong."""
     return Finding(severity="error", about=about, found=found, why=why, advice=advice)
 
 

@@ -1,8 +1,7 @@
-"""Find what prevents the stack from running, or from running well.
+"""Finds what prevents the stack from running, or from running well.
 
-Order: settings, parts, ports, the machine, the bundle; for running parts versions, topics, Redis and lag; then expiry.
-The checks change nothing and leave no process behind. Those on settings read the environment as a process does at its
-start; error texts mask secrets.
+The checks change nothing and leave no process behind. The checks of settings read the environment as a process does at
+its start. Error texts mask secrets.
 """
 
 import difflib
@@ -36,12 +35,12 @@ _DATASETS_WITHOUT_NETWORK = ("ml-1m", "ml-latest-small", "ml-100k")
 
 
 def examine(stack: Stack) -> list[Finding]:
-    """Return all findings. A check that itself fails is a finding too."""
+    """Return all findings. A failure of a check is a finding too."""
     findings = list(look_at_settings())
     try:
         running = Running.of(stack)
     except ConfigError:
-        # Every check of a part needs the certificates. look_at_settings has already reported what is wrong with them.
+        # The other checks need valid certificates. look_at_settings has already reported the problem.
         return findings
     for check in (look_at_parts, _ports, _machine, _memory, _recipes, _bundle, _data, look_at_running, look_at_expiry):
         try:

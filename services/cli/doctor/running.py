@@ -31,7 +31,7 @@ _NEARLY_FULL = 0.85
 
 @dataclass(frozen=True)
 class Running:
-    """The parts of a stack. answers: running part -> None if ready, else why not. absent: the other parts."""
+    """The parts of a stack. `answers` maps each running part to its problem, or to None if the part is ready."""
 
     stack: Stack
     statuses: Mapping[str, PartStatus]
@@ -39,7 +39,7 @@ class Running:
 
     @classmethod
     def of(cls, stack: Stack) -> "Running":
-        """Ask every part once."""
+        """Probe every part once."""
         statuses = {status.name: status for status in stack.status()}
         answers = {name: status.problem for name, status in statuses.items() if status.running}
         for name in statuses.keys() - answers.keys():
@@ -55,7 +55,7 @@ class Running:
         return [name for name in self.statuses if name not in self.answers]
 
     def is_ready(self, name: str) -> bool:
-        """Whether the part runs and is ready."""
+        """Return whether the part runs and is ready."""
         return self.answers.get(name, "absent") is None
 
     def command(self, verb: str, *options: str) -> str:
@@ -76,7 +76,7 @@ class Running:
 
 
 def look_at_parts(running: Running) -> Iterator[Finding]:
-    """Yield a finding per part: ready, not ready and why, or not running."""
+    """Yield a finding for each part, which is ready, not ready, or not running."""
     if not running.answers:
         yield fine("stack", "not running")
         return
@@ -126,7 +126,7 @@ def _versions(running: Running) -> Iterator[Finding]:
 
 
 def _version(running: Running, name: str) -> str | None:
-    """Return the model's version; None if the call fails, for example without permission."""
+    """Return the model's version, or None if the call fails, for example without permission."""
     target, rpc = running.stack.address(name), _TELLS[name]
     request = getattr(import_module(f"freshet.v1.{name}_pb2"), f"{rpc}Request")()
     with client.process(name, target) as stub, suppress(CommandError):

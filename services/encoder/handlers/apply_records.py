@@ -22,15 +22,7 @@ from services.platform.stream.ports import Reader
 from services.platform.stream.records import DeadLetter, SourceRecord, furthest
 from services.user_state.forgetting import Forgotten, turned_down
 from services.user_state.layout import home_of
-from services.user_state.merging import (
-    MAX_RECORDS_PER_USER,
-    Arrival,
-    Merge,
-    Outcome,
-    merge,
-    read_arrival,
-    rounds,
-)
+from services.user_state.merging import MAX_RECORDS_PER_USER, Arrival, Merge, Outcome, merge, read_arrival, rounds
 from services.user_state.ports import Store
 from services.user_state.restore_users import RestoreUsers
 from services.user_state.stream_progress import StreamProgress

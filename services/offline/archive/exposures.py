@@ -1,8 +1,8 @@
 """Exposures as Parquet files by day, next to the archive of interactions.
 
 `exposures/day=2026-11-27/2-000000000100-000000000250.parquet` has that day's exposures of partition 2 from offset 100
-to before 250; `exposures/archived.json` has each partition's archived end. The next run deletes files of an interrupted
-run, which end beyond it, and removes records of forgotten users. User ids are pseudonyms.
+to before 250; `exposures/archived.json` has each partition's archived end. Files of an interrupted
+run end beyond it; the next run deletes them. A run also removes records of forgotten users. User ids are pseudonyms.
 """
 
 import json
@@ -63,8 +63,9 @@ def archive_exposures(
 ) -> int:
     """Archive the topic's new records; return their number.
 
-    log: a reader of `exposures` alone. forgotten: pseudonym -> Unix milliseconds up to which records are void.
-    Raises: PreconditionFailed if retention deleted records before they were archived, or for another topic;
+    log: a reader of `exposures` alone. forgotten: pseudonym -> Unix milliseconds up to which the user's
+    records are removed. Raises: PreconditionFailed if retention deleted records before they were archived, or for
+    another topic;
     DependencyUnavailable.
     """
     place = folder / EXPOSURE_FOLDER

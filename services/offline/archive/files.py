@@ -57,7 +57,7 @@ _NEVER_NULL = {"partition", "offset", "timestamp", "record_headers"}
 
 _T = TypeVar("_T")
 
-# Arguments: the step's name, the number done and the total, both in files or in offsets of the topic.
+# Arguments: the step's name, the number of files or offsets that are done, and their total number.
 Progressed = Callable[[str, int, int], None]
 
 
@@ -149,7 +149,7 @@ class Archive:
     def table(self, file: ArchiveFile, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the file's rows by offset.
 
-        Raises: PreconditionFailed as `data`, and if it has no table of records.
+        Raises: PreconditionFailed, see `data`, or if the file has no table of records.
         """
         path, data = self.folder / file.name, self.data(file)
         try:
@@ -171,7 +171,7 @@ class Archive:
                 yield list(_records(batch))
 
     def write(self, partition: int, first: int, end: int, table: pa.Table) -> ArchiveFile:
-        """Write a new file durably. `archive.json` does not name it before `save`."""
+        """Write a new file durably. `archive.json` names it only after `save`."""
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         data = sink.getvalue()
@@ -241,11 +241,11 @@ def open_whole(
 def read_chunks(
     log: Reader, partition: int, start: int, end: int, *, max_bytes: int, before_ms: int | None = None
 ) -> Iterator[tuple[list[SourceRecord], int]]:
-    """Yield a new file's records and its end offset (exclusive), up to `end`.
+    """Yield the records of each new file with the file's end offset (exclusive), up to `end`.
 
     before_ms: stop at the first record of this time or later.
-    max_bytes: a file ends after the poll that reaches this size: the bytes of keys, values and headers, plus
-    _RECORD_BYTES for each record.
+    max_bytes: a file ends after the poll that reaches this size. A record's size is the bytes of its key, value and
+    headers, plus _RECORD_BYTES.
     Raises: DependencyUnavailable.
     """
     chunk, size, reached = list[SourceRecord](), 0, start

@@ -38,10 +38,10 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveReport:
-    """Counts of a run.
+    """The counts of a run.
 
-    copied: records in new files. forgotten: records of forgotten users, omitted or removed. records, bytes: of the
-    whole archive. partitions: first and end offset of each. exposures: copied records of `exposures`.
+    copied: records in new files. forgotten: records of forgotten users that were omitted or removed. records, bytes:
+    totals of the archive. partitions: partition -> (first, end) offsets. exposures: copied records of `exposures`.
     """
 
     copied: int
@@ -82,7 +82,7 @@ class ArchiveInteractions:
     """One run over all partitions.
 
     log: a reader of `interactions` alone. before_ms: archive each partition up to its first record of this time or
-    later; None: to its end.
+    later; None means to its end.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class ArchiveInteractions:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Allow one run at a time. Raises: PreconditionFailed, also if the folder cannot be written."""
+    """Allow one run at a time. Raises: PreconditionFailed if another run is active or the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / _LOCK).open("w") as lock:

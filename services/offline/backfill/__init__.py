@@ -1,1 +1,1 @@
-"""Jobs over whole topics, run by commands: import past interactions, attribute with another model, fold from zero."""
+"""Jobs that read or write whole topics: import, attribution with another model, and a rebuild from offset zero."""

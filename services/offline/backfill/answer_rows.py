@@ -1,4 +1,4 @@
-"""The columns of a table of answers: a row is the top K of one user, from the gateway or from a log."""
+"""The columns of a table of recommendations. Each row is one user's top K, from the gateway or from a log."""
 
 import pyarrow as pa
 

@@ -1,8 +1,8 @@
 """Import past interactions into the stream and the state store before going live (`freshet import`).
 
-It writes them to `interactions` like any event, and stores each user's history, seen items, state and position. The
-live consumer's handler makes these, user by user. Event ids are made of the data's name and the row number, so another
-run continues an interrupted import, and does nothing after a finished one.
+The import writes interactions to `interactions` like any event. The live consumer's handler computes and stores each
+user's history, seen items, state and position. An event id consists of the data's name and the row number, so another
+run continues an interrupted import and does nothing after a finished one.
 """
 
 import time
@@ -29,13 +29,13 @@ from services.user_state.values import now_ms
 
 # If an import dies, the consumer's pause ends after this long.
 PAUSE_SECONDS = 60
-# A batch of users has about this many interactions. The model's output for a whole batch is held in memory.
+# A batch of users has about this many interactions, because the model's output for a whole batch is held in memory.
 FILL_CHUNK = 8_192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """Counts and seconds; written, users_filled and attributions do not count the work of an earlier run."""
+    """Results of one run; written, users_filled and attributions do not include the work of earlier runs."""
 
     interactions: int
     written: int
@@ -47,9 +47,9 @@ class ImportReport:
 
 
 class BulkImport:
-    """One import; it pauses a running encoder process, which afterwards continues after the imported records.
+    """Runs one import, during which a running encoder process pauses. That process then skips the imported records.
 
-    settle_seconds: within this time the encoder process notices the pause.
+    settle_seconds: the import waits this long for the encoder process to notice the pause.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BulkImport:
         progress: Progressed = lambda phase, done, total: None,
         settle_seconds: float = 2.0,
     ) -> None:
-        """attributes: False for the model's training data, which attributions would count twice in item states."""
+        """attributes: False if the model was trained on this data: attributions would count it twice in item states."""
         self._stream = stream
         self._writer = writer
         self._store = store
@@ -130,7 +130,7 @@ class BulkImport:
         self._store.pause_consumer(PAUSE_SECONDS)
 
     def _fill(self, past: Interactions, layout: Layout) -> tuple[int, int]:
-        """Apply the rows beyond the watermarks; return the numbers of users and of their unknown items."""
+        """Apply the rows beyond the watermarks; return the numbers of users and of rows with unknown items."""
         self._handler.resync(self._stream)
         progress, recorded_ms, filled = self._handler.progress, now_ms(), 0
         watermarks = np.array([progress.watermarks[partition] for partition in range(len(layout.rows))])
@@ -150,12 +150,12 @@ class BulkImport:
             self._progress("states", filled, num_users)
         progress.advance(ends, counts)
         self._stream.commit(progress.committable())
-        self._stream.committed()  # Kafka answers this after the commit, so the commit is complete
+        self._stream.committed()  # Kafka answers only after the commit
         return filled, sum(found["unknown_items"] for found in counts.values())
 
 
 def _parts(past: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield batches: number of users, and all their rows. A batch of several users has at most FILL_CHUNK rows."""
+    """Yield batches as (number of users, their rows). A batch of several users has at most FILL_CHUNK rows."""
     rows = rows[np.argsort(past.users[rows], kind="stable")]
     begin = users = last = 0
     for end in np.append(np.flatnonzero(np.diff(past.users[rows])) + 1, len(rows)).tolist():

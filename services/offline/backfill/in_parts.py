@@ -1,6 +1,6 @@
 """Run the independent parts of a job, in this process or on a Ray cluster (decision 071).
 
-If a Ray worker dies, its part starts again on another one. Every worker needs this version and the same bundle.
+If a Ray worker dies, its part restarts on another worker. Every worker needs this Freshet version and the same bundle.
 """
 
 import logging
@@ -14,7 +14,7 @@ from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.stack.version import freshet_version
 
-# Limit for restarts of a part: a part that does not fit in memory kills every worker.
+# Maximum restarts of a part. A limit is needed because a part that does not fit in memory kills every worker.
 RETRIES = 3
 _CONNECT_S, _TRIES = 5.0, 3
 # Installed on every worker.
@@ -28,10 +28,10 @@ def run_parts(
 ) -> None:
     """Make every call, and pass its number and result to `done`, in the order of completion.
 
-    calls: picklable, of functions that a worker can import. bundle: absolute path of the bundle that they read. on:
-    address of a Ray cluster for `ray.init`; None: this process.
-    Raises: the first exception of a call, with its worker's machine; PreconditionFailed for an unusable worker or
-    cluster, a missing package ray, or a part whose workers died repeatedly.
+    calls: must be picklable, with functions that a worker can import. bundle: absolute path of the bundle that the
+    calls read. on: address of a Ray cluster for `ray.init`; None runs the calls in this process.
+    Raises: the first exception of a call, which names the worker's machine; PreconditionFailed for an unusable worker
+    or cluster, a missing package ray, or a part whose workers died repeatedly.
     """
     wanted = freshet_version(), load_bundle(bundle, verify=False).model_version
     if on is None or not calls:
@@ -55,7 +55,7 @@ def run_parts(
 
 
 def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version: str) -> R | FreshetError | BundleError:
-    """Return the call's result or its error; Ray would print a raised error."""
+    """Return the call's result or its error. The error is not raised, because Ray would print it."""
     try:
         _check(bundle, version, model_version)
         return call()
@@ -120,7 +120,7 @@ def _connected(address: str) -> Any:
 
 
 def _init(ray: Any, address: str) -> None:
-    """Retry: a busy head node may not start a client's process in time."""
+    """Connect to Ray; retry, because a busy head node may not start a client's process in time."""
     for tries_left in reversed(range(_TRIES)):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)

@@ -1,4 +1,4 @@
-"""The jobs over whole topics, with the processes' adapters and settings."""
+"""Run the jobs over whole topics with the deployed processes' adapters and settings."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -47,9 +47,9 @@ def run_import(
     *,
     attributes: bool = True,
 ) -> ImportReport:
-    """Import past interactions (blocking); Kafka, Redis and the model must run. attributes: as in `BulkImport`.
+    """Import past interactions (blocking); Kafka, Redis and the model must run. attributes: see `BulkImport`.
 
-    Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run`.
+    Raises: BundleError, and the errors of `BulkImport.run`.
     """
     bundle = load_bundle(settings.bundle)
     stream = kafka_stream(settings)
@@ -81,18 +81,18 @@ def run_reattribution(
     archive: Path | None = None,
     partitions: Sequence[int] | None = None,
 ) -> ReattributionReport:
-    """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
+    """Encode all of `interactions` with the settings' bundle and write attributions of its version (blocking).
 
-    archive: folder of `freshet archive`, for records that retention deleted. rekeys: the bundle is live, and all
-    attributions and search clicks are written again under the settings' key. Only Kafka must run.
+    Only Kafka must run. archive: folder of `freshet archive`, which has records that retention deleted. rekeys: write
+    the live bundle's attributions and all search clicks again under the settings' key.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
     past = None if archive is None else open_whole(archive, partitions=partitions)
-    # The group's commits are the progress of the model's attributions.
+    # The consumer group's committed offsets record the progress of this model's attributions.
     group_id = f"freshet-attribute-{bundle.model_version}"
     if rekeys:
-        # Each key has its own group; its name does not reveal the key.
+        # Each key has its own consumer group, whose name does not reveal the key.
         group_id = f"freshet-rekey-{bundle.model_version}-{pseudonym_of('', pseudonym_key(settings))[:8]}"
     mine = settings.model_copy(update={"group_id": group_id, "max_poll_records": POLL_RECORDS})
     every = kafka_stream(mine)
@@ -123,7 +123,8 @@ def run_reattribution_on(
 ) -> ReattributionReport:
     """Run `run_reattribution` for each partition on a Ray cluster; progress counts partitions.
 
-    If a worker is killed, another one continues from its commit. Raises: as `run_reattribution` and `run_parts`.
+    If a worker is killed, another one continues from the committed offset.
+    Raises: the errors of `run_reattribution` and `run_parts`.
     """
     there = settings.model_copy(update={"bundle": settings.bundle.resolve()})
     past = None if archive is None else archive.resolve()
@@ -146,7 +147,7 @@ def run_reattribution_on(
 
 
 def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None) -> Warmth:
-    """Compute the bundle's states of all users with a history (blocking); only Redis must run.
+    """Compute states of all users with a history, with the bundle's model (blocking); only Redis must run.
 
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
@@ -156,7 +157,7 @@ def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] 
 
 
 def measure_warmth(settings: EncoderSettings) -> Warmth:
-    """Count users with current states of the bundle; only Redis must run.
+    """Count the users whose state of the bundle's model is current; only Redis must run.
 
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
@@ -174,7 +175,7 @@ def run_archive(
     """Update the archive in `folder` (blocking); only Kafka must run.
 
     With before_ms, exposures are not archived.
-    Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run`.
+    Raises: the errors of `ArchiveInteractions.run`.
     """
     mine = settings.model_copy(update={"group_id": "freshet-archive", "max_poll_records": POLL_RECORDS})
     shown = TopicReader(settings.kafka, EXPOSURES, group_id="freshet-archive", client_id="freshet-archive")
@@ -186,7 +187,7 @@ def run_archive(
 
 
 def _forgotten_until(settings: EncoderSettings) -> dict[str, int]:
-    """Pseudonym -> time of the user's last forget, Unix milliseconds."""
+    """Return, by pseudonym, when the user was last forgotten, in Unix milliseconds."""
     key = pseudonym_key(settings)
     with closing(forget_log(settings)) as topic:
         found = [record.forget for record in topic.read() if record.forget is not None]
@@ -226,7 +227,7 @@ def import_interactions(
 ) -> ImportReport:
     """Write `past` to the stream and fill histories, seen items and states.
 
-    inference_server: host:port; None: this process encodes.
+    inference_server: host:port; if None, this process encodes.
 
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream has other records), DependencyUnavailable.
     """
@@ -236,7 +237,7 @@ def import_interactions(
 
 
 def _named(past: Interactions) -> Interactions:
-    # A file's name may be longer than an event id may be.
+    # A file's name may exceed the length limit of event ids.
     name = "".join(filter(str.isprintable, past.name)).encode()[:64].decode(errors="ignore")
     # Equal data get equal event ids, so an interrupted import is recognised.
     return replace(past, name=f"{name}-{past.fingerprint()}")

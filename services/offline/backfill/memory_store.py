@@ -1,4 +1,4 @@
-"""The state store in memory, with Redis's rules, for jobs that encode whole logs and for tests."""
+"""An in-memory state store that behaves like the Redis one, for jobs that encode whole logs and for tests."""
 
 import time
 from collections import Counter
@@ -26,7 +26,7 @@ from services.user_state.values import (
 
 
 class MemoryStore:
-    """Every write checks the same conditions as Redis's Lua scripts."""
+    """A state store whose writes check the same conditions as Redis's Lua scripts."""
 
     def __init__(self, max_seen: int = 2_000) -> None:
         self._max_seen = max_seen
@@ -35,16 +35,16 @@ class MemoryStore:
         self._positions: dict[str, tuple[str, dict[int, int], dict[int, int]]] = {}
         self._histories: dict[str, UserHistory] = {}
         self._progress: dict[int, tuple[str, Progress]] = {}
-        # Epoch, and the last applied offset of the home partition.
+        # By user: the epoch, and the last applied offset of the user's partition.
         self._users: dict[str, tuple[str, int]] = {}
         self._removed = 0
-        # Applied forgets, by reader and home partition.
+        # Packed offset of the last applied forget, by reader and partition.
         self._forgets: dict[tuple[str, int], str] = {}
         self._popular: dict[int, tuple[str, float, dict[str, float]]] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self.turned_down: dict[str, Sequence[str]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
-        # The position of the history that each state reflects.
+        # Each state's position: how much of the history it reflects.
         self.state_positions: dict[tuple[str, str], bytes] = {}
 
     def wipe(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """`rest` after each step sleeps while this process's processor time exceeds its share."""
+    """Call `rest` after each step: it sleeps while this process has used more processor time than its share."""
 
     def __init__(
         self,

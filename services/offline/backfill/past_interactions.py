@@ -1,4 +1,4 @@
-"""Past interactions as records: ids, limits, and positions in `interactions`.
+"""Convert past interactions to records with event ids, check limits, and plan positions in `interactions`.
 
 Letters: N interactions.
 """
@@ -17,7 +17,7 @@ from services.user_state.values import now_ms
 
 
 def event_id(past: Interactions, row: int) -> str:
-    """Return an event id of the data set's name and the row, equal in every run."""
+    """Return an event id made of the data set's name and the row; it is the same in every run."""
     return f"import-{past.name}-{row}"
 
 
@@ -56,7 +56,7 @@ def lay_out(past: Interactions, num_partitions: int) -> Layout:
 
 
 def check(past: Interactions) -> None:
-    """Check all limits, by column. Raises: InvalidRequest naming the column and the row or the id."""
+    """Check every column's limits. Raises: InvalidRequest naming the column and the row or the id."""
     if (bad := np.flatnonzero(~np.isfinite(past.values))).size:
         raise InvalidRequest.of("values", f"{past.values[bad[0]]} in row {int(bad[0])}", "finite numbers")
     validate_id("name", past.name)

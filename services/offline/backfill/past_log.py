@@ -1,4 +1,4 @@
-"""Write past interactions to `interactions`: the rows that the topic lacks, at their planned positions."""
+"""Write those past interactions that `interactions` lacks, at their planned positions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ from services.platform.stream.records import Position, SourceRecord
 
 WRITE_CHUNK = 20_000
 
-# (phase, done, total): "write" counts interactions, "states" counts users.
+# Called with (phase, done, total). Phase "write" counts interactions, "states" counts users.
 Progressed = Callable[[str, int, int], None]
 
 
@@ -38,8 +38,8 @@ def write_past(
 ) -> int:
     """Write the rows that the topic lacks, in order, and return their number.
 
-    An interrupted run leaves a prefix in each partition. pause: called after each chunk, to extend the pause of the
-    stream's consumer. Raises: PreconditionFailed if the topic begins with other records, or something else writes to it
+    An interrupted run leaves the first of its records in each partition. pause: called after each chunk to extend the
+    consumer's pause. Raises: PreconditionFailed if the topic begins with other records, or something else writes to it
     meanwhile; DependencyUnavailable.
     """
     present = _check_topic(past, layout, stream)

@@ -1,7 +1,7 @@
-"""Encode all of `interactions` again with another model, into attributions of its version.
+"""Encode all of `interactions` again with another model, and write attributions of its version.
 
-A new model's item states need its own query states before it goes live. The live consumer's handler makes them, with
-histories in this process. The job commits its progress, so another run adds only newer records.
+A new model's item states need its own query states before it goes live. The live consumer's handler computes
+them and holds histories in this process. The job commits its progress, so another run adds only newer records.
 
 Letters: L = max_history.
 """
@@ -21,14 +21,14 @@ from services.platform.stream.records import DeadLetter, SourceRecord
 from services.user_state.forgetting import ForgetTopic, Forgotten
 from services.user_state.ports import Store
 
-# Records of a user per step: many, because one pass of the model gives all states of a user.
+# The maximum is high because one pass of the model gives all states of a user.
 RECORDS_PER_USER = 4_096
 POLL_RECORDS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReattributionReport:
-    """records: read. attributions: written now; skipped: records of an earlier run."""
+    """Numbers of records read, of attributions written, and of records that earlier runs read (`skipped`)."""
 
     model_version: str
     records: int
@@ -39,7 +39,7 @@ class ReattributionReport:
 class AttributionsOnly:
     """Counts attributions and drops dead letters, which the live consumer has written.
 
-    Search clicks depend on no model, so they are dropped unless writes_clicks.
+    Search clicks do not depend on the model, so they are dropped unless writes_clicks is true.
     """
 
     def __init__(self, outbox: Outbox, *, writes_clicks: bool) -> None:
@@ -62,10 +62,10 @@ class AttributionsOnly:
 
 
 class Reattribution:
-    """One run.
+    """Runs one reattribution.
 
-    open_stream: a reader of one partition of `interactions`, with the new model's own consumer group. new_store: an
-    empty store for one partition's users. progress: records done, in total.
+    open_stream: returns a reader of one partition of `interactions`, with the new model's own consumer group.
+    new_store: returns an empty store for one partition's users. progress: called with (records done, all records).
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Reattribution:
     ) -> None:
         """writes_clicks: also write search clicks, after a change of the pseudonym key.
 
-        archive: is read first; the topic is then read from the archive's end. The caller has verified the archive
-        (`archive.writing.check_continues`).
+        archive: the job reads it first, then the topic from the archive's end. The caller must have verified the
+        archive with `archive.writing.check_continues`.
         """
         self._open_stream = open_stream
         self._partitions = partitions
@@ -102,8 +102,8 @@ class Reattribution:
     def run(self) -> ReattributionReport:
         """Attribute every interaction in the topic that no earlier run of this model attributed.
 
-        Raises: PreconditionFailed if the model is unusable; DependencyUnavailable. Another run is possible after
-        either: readers recognise duplicates by position.
+        Raises: PreconditionFailed if the model is unusable; DependencyUnavailable. The job can
+        run again after either error, because readers recognise duplicates by position.
         """
         self._encoder.check()
         forgotten = Forgotten()
@@ -146,7 +146,7 @@ class Reattribution:
             handler.apply(records)
             stream.commit(handler.progress.committable())
             yield handler.progress.watermarks[partition] + 1
-        stream.committed()  # Kafka answers this after the commit, so the commit is complete
+        stream.committed()  # Kafka answers only after the commit
 
 
 def read_partition(

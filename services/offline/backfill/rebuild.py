@@ -1,7 +1,8 @@
-"""Fold the whole log from zero, independent of running processes: to verify a live state, or to start a new model.
+"""Fold the whole log from offset zero, to verify a live state or to start a new model. No running process is needed.
 
-It reads up to the end that the log had at the start, publishes nothing, and returns digests to compare with a running
-refresher's. A refresher with the same bundle and policy continues from saved checkpoints.
+The rebuild reads up to the end that the log had at the start and publishes nothing. It returns digests that can be
+compared with those of a running refresher. A refresher with the same bundle and policy continues from saved
+checkpoints.
 """
 
 import time
@@ -16,14 +17,14 @@ from services.refresher.handlers.checkpoints import snapshot
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.ports import Checkpoints, Log
 
-# Records folded so far, total.
+# Called with records folded so far, and total.
 Progressed = Callable[[int, int], None]
 _SILENCE_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RebuiltPartition:
-    """A partition folded up to `folded_offset` (-1: it is empty)."""
+    """A partition folded up to `folded_offset` (-1 if it is empty)."""
 
     partition: int
     folded_offset: int
@@ -51,7 +52,7 @@ class RebuildReport:
 
 
 class Rebuild:
-    """One pass over the log."""
+    """Folds the log in one pass."""
 
     def __init__(self, *, log: Log, rules: Rules, progress: Progressed = lambda done, total: None) -> None:
         self._log, self._rules, self._progress = log, rules, progress

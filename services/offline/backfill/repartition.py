@@ -1,7 +1,7 @@
 """Change the number of partitions of `interactions`; a user's records stay in one partition, in their order.
 
-It copies the log to a topic with the new number of partitions and back, and deletes topics with positions of the old
-log (decision 035). Another run continues an interrupted one: a record in the topic WHOLE marks the copy as complete.
+The job copies the log to a topic with the new number of partitions and back. It deletes topics that store positions of
+the old log (decision 035). Another run continues an interrupted one: a record in the topic WHOLE marks a complete copy.
 """
 
 import json
@@ -27,7 +27,7 @@ from services.platform.stream.topic import NUM_PARTITIONS, Replicas, Topic
 
 NEXT = f"{interactions.INTERACTIONS}.next"
 WHOLE = f"{NEXT}.whole"
-# Topics with positions of `interactions`, or made of records with such positions.
+# Topics that store positions of `interactions`, or that are computed from such topics.
 DERIVED = tuple(
     topic
     for topic in TOPICS
@@ -40,7 +40,7 @@ _GROUP = "freshet-repartition"
 _BATCH, _READ_AHEAD = 5_000, 5_000
 _SILENCE_S = 20.0
 
-# Step, records so far, total.
+# Called with step, records so far, and total.
 Progressed = Callable[[str, int, int], None]
 
 
@@ -81,7 +81,7 @@ def repartition(
 
     Raises: InvalidRequest for a number out of range; PreconditionFailed if `interactions` has this number already, was
     written since an interrupted attempt, or if an attempt with another number is unfinished; DependencyUnavailable,
-    also if a copy differs from the written records (the other copy still exists then).
+    also if a copy differs from the records written to it. The other copy still exists then.
     """
     if not 1 <= num_partitions <= MAX_PARTITIONS:
         raise InvalidRequest.of("partitions", num_partitions, f"1 to {MAX_PARTITIONS}")
@@ -123,7 +123,7 @@ class _Repartition:
     # -- the two copies ------------------------------------------------------------------------------------------------
 
     def _copy_aside(self) -> dict[str, Any]:
-        """Copy `interactions` to NEXT without forgotten records, then mark it complete in WHOLE."""
+        """Copy `interactions` to NEXT without forgotten records, then record in WHOLE that the copy is complete."""
         ends = self._ends(interactions.INTERACTIONS)
         if len(ends) == self._wanted:
             self._set_times("LogAppendTime")
@@ -204,7 +204,7 @@ class _Repartition:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _records(self, topic: str, what: str) -> Iterator[Any]:
-        """Yield records by write time; those of one partition keep their order."""
+        """Yield records by write time; records of one partition keep their order."""
         consumer = self._consumer(topic)
         try:
             ends = consumer.end_offsets(list(consumer.assignment()))
@@ -238,7 +238,7 @@ class _Repartition:
             consumer.close(autocommit=False)
 
     def _forgets(self) -> dict[bytes, dict[int, int]]:
-        """User id -> partition -> offset up to which records are forgotten."""
+        """Return, by user id and partition, the offset up to which records are forgotten."""
         forgotten: dict[bytes, dict[int, int]] = {}
         if not self._exists(FORGETS):
             return forgotten
@@ -272,7 +272,7 @@ class _Repartition:
         return name in self._admin.list_topics()
 
     def _make(self, name: str, num_partitions: int, like: Topic = interactions.TOPIC) -> None:
-        """The topic keeps the times of copied records, if `like` has a timestamp type."""
+        """Create a topic like `like`. If `like` sets a timestamp type, copied records keep their times."""
         settings = dict(like.settings)
         if _TIME_TYPE in settings:
             settings[_TIME_TYPE] = "CreateTime"
@@ -306,7 +306,7 @@ class _Repartition:
         return next(str(entry[1]) for entry in entries if entry[0] == _TIME_TYPE)
 
     def _set_times(self, kind: str) -> None:
-        """Set the timestamp type of new records, with all other settings: Kafka replaces all."""
+        """Set the timestamp type of new records. All settings are sent, because Kafka replaces them together."""
         _, in_sync = self._replicas.on(len(self._admin.describe_cluster()["brokers"]))
         settings = {"min.insync.replicas": str(in_sync), **interactions.TOPIC.settings, _TIME_TYPE: kind}
         self._admin.alter_configs(

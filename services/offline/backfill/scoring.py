@@ -1,6 +1,6 @@
 """Compute the top K of all users in a partition of `interactions`, with the live system's code (`freshet score`).
 
-The live consumer's handler makes histories in this process, the bundle's model computes states, and the candidates
+The live consumer's handler computes histories in this process, the bundle's model computes states, and the candidates
 process's search ranks exactly, with votes. `freshet score --help` says what the gateway adds.
 """
 
@@ -41,7 +41,7 @@ from services.platform.request_context import OFF
 from services.platform.rpc.server import HealthState
 from services.user_state.forgetting import Forgotten
 
-# Users per call of the model, and per scan.
+# The model and each search call process this many users.
 _USERS = 32
 
 Row = dict[str, Any]
@@ -61,7 +61,7 @@ class ScoringCandidates(CandidatesSettings):
 
 
 class _NoOutbox:
-    """Scoring attributes nothing, and the live consumer writes the dead letters."""
+    """Drops all records: scoring attributes nothing, and the live consumer writes the dead letters."""
 
     def publish(self, *records: Any) -> None:
         """Drop the records."""
@@ -72,10 +72,10 @@ class _NoOutbox:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """All parts of a run.
+    """The inputs of a run.
 
-    run: unique name. archive: is read first; the topic is then read from the archive's end. cold_items: the gateway's
-    setting. as_of_ms: request time of all users, Unix milliseconds.
+    run: unique name. archive: the job reads it first, then the topic from the archive's end. cold_items: the gateway's
+    setting. as_of_ms: request time of all users in Unix milliseconds.
     """
 
     run: str
@@ -88,9 +88,10 @@ class Scoring:
 
 
 def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = None) -> pa.Table:
-    """Return a row, as `freshet recommend --batch` does, for each user whose home is the partition.
+    """Return a row, as `freshet recommend --batch` does, for each user of the partition.
 
-    users: only these, in this order, with no items for those without a history; None: all users with a history, by id.
+    users: score only these users, in this order; a user without a history gets no items. None scores all users with a
+    history, sorted by id.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     live = _live(job)  # verifies the checksums of the bundle's files
@@ -148,9 +149,9 @@ def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: Seque
             reader.close()
 
 
-# Workers and broker may share a machine's cores: 10 s were too few beside two workers that import PyTorch.
+# Workers and broker may share a machine's cores: 10 s were too short while two workers imported PyTorch.
 _SILENCE_S = 30.0
-# By run: a worker computes several parts of a run with one catalogue; each new run reads it again.
+# Catalogues by run: a worker computes several parts of a run with one catalogue, and each new run reads it again.
 _opened: dict[str, Live] = {}
 
 

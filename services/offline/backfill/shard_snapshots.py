@@ -1,7 +1,7 @@
 """Write a snapshot of one shard of the catalogue before the process that will serve it starts.
 
-The candidates process's code reads `index-deltas` and `items` to their ends and encodes the items; the process
-continues from the snapshot in FRESHET_CANDIDATES_SNAPSHOTS.
+This job reads `index-deltas` and `items` to their ends and encodes the items, with the candidates process's code. The
+candidates process later continues from the snapshot in FRESHET_CANDIDATES_SNAPSHOTS.
 """
 
 import time
@@ -14,9 +14,9 @@ from services.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSnapshot:
-    """A written snapshot; path: "" without changes and encoded items.
+    """The result. path: "" if nothing changed and no item was encoded.
 
-    position: offset in `index-deltas`; -1 without changes since the bundle.
+    position: offset in `index-deltas`; -1 if nothing changed since the bundle.
     """
 
     shard: str
@@ -28,7 +28,7 @@ class ShardSnapshot:
 def write_shard_snapshot(settings: CandidatesSettings) -> ShardSnapshot:
     """Write a snapshot of the settings' shard into the shard's folder below `settings.snapshots`.
 
-    Raises: InvalidRequest for settings without snapshots or with vote neighbours; BundleError, ConfigError,
+    Raises: InvalidRequest if there is no snapshot folder, or if `vote_neighbours` is not 0; BundleError, ConfigError,
     MemoryError, DependencyUnavailable.
     """
     folder = settings.snapshot_folder

@@ -1,7 +1,7 @@
 """Compute another model's states for all users with a history, before that model serves.
 
-A state is written only if the stored history has not changed since. The job skips users with current states, so it can
-be repeated.
+A state is written only if the stored history has not changed since. The job skips users whose state is
+current, so it can be repeated.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _USERS = 32
 
 
 def warm(store: StateWriter, model: Model, progress: Callable[[int, int], None]) -> Warmth:
-    """Compute missing states. progress: (users checked, all users). Raises: as `measure`."""
+    """Compute missing states. progress: called with (users checked, all users). Raises: the errors of `measure`."""
     epoch, version = current_epoch(store), model.vocabulary.model_version
     store.add_model(version)
     pages = list(stored_users(store, epoch))

@@ -28,7 +28,7 @@ def folder_aside(target: Path) -> Path:
 
 
 def require_target(target: Path) -> None:
-    """Check that a folder can be put at `target`, before minutes of work. Raises: OSError with the path."""
+    """Check, before long work begins, that a folder can be put at `target`. Raises: OSError with the path."""
     try:
         folder_aside(target).rmdir()
     except BundleError as exc:
@@ -60,7 +60,7 @@ def put_file(root: Path, name: str, source: Path) -> FileEntry:
 def save_tensors(arrays: dict[str, Any], path: Path) -> None:
     """Write a safetensors file with the read and write permissions of its folder.
 
-    The library makes files that only the owner can read, but a container runs as another user.
+    The safetensors library makes files that only the owner can read, but containers run as another user.
     """
     save_file(arrays, path)
     path.chmod(path.parent.stat().st_mode & 0o666)

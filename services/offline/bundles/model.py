@@ -1,4 +1,4 @@
-"""Write a model bundle, or add derived files."""
+"""Write a model bundle, or add derived files to one."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -38,14 +38,15 @@ from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 from services.offline.bundles.folders import folder_aside, put_file, save_pair_gate, save_states, save_tensors, swap
 
-_LONG = 2**31 - 1  # more bytes need 64-bit offsets
+_LONG = 2**31 - 1  # columns with more bytes need 64-bit offsets
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
     """Shapes, arrays and columns of a bundle, in dense-index order.
 
-    encoder is None and weights is empty for imported embeddings. events_yaml: the event schema, None for the default.
+    For imported embeddings, encoder is None and weights is empty. events_yaml: the event schema; None means the
+    default schema.
     attributes: columns of `attributes.ARROW_TYPES`.
     """
 
@@ -86,7 +87,7 @@ def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
 
 
 def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
-    """Add derived files (exported encoder, inference server's folder) to a bundle; its version stays."""
+    """Add derived files (exported encoder, inference server's folder) to a bundle, which keeps its version."""
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)
     files = dict(manifest.files)

@@ -1,4 +1,4 @@
-"""Write a text bundle by parts, or add derived files."""
+"""Write the parts of a text bundle, or add derived files to one."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ from services.offline.bundles.folders import folder_aside, put_file, save_pair_g
 class TextBundleWriter:
     """Collects parts in a temporary folder; `seal` renames it into place.
 
-    Parts of an existing bundle of the same documents and word list are copied, so that the two models may be trained
-    one after the other. Other documents replace it.
+    Parts of an existing bundle with the same documents and word list are copied, so the two models can be trained one
+    after the other. A bundle with other documents is replaced.
     """
 
     def __init__(
@@ -99,7 +99,9 @@ class TextBundleWriter:
         width: int,
         max_tokens: int,
     ) -> None:
-        """Add the phrase model. files: by name below `phrases/`, with `encoder.onnx`. The rest: see PhrasesPart.
+        """Add the phrase model. files: paths by name below `phrases/`, including `encoder.onnx`.
+
+        PhrasesPart describes the other arguments.
 
         Raises: ValueError if `encoder.onnx` is missing.
         """
@@ -119,9 +121,9 @@ class TextBundleWriter:
         self._manifest = replace(self._manifest, phrases=part)
 
     def seal(self, *, data: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None) -> TextBundle:
-        """Write the manifest, check the bundle, rename it into place; return it loaded.
+        """Write the manifest, check the bundle, rename it into place, and return it loaded.
 
-        data, metrics: added to the existing parts'. Raises: BundleError if parts disagree.
+        data, metrics: are added to those of the existing parts. Raises: BundleError if parts disagree.
         """
         files = {
             path.relative_to(self._aside).as_posix(): file_entry(path)
@@ -161,7 +163,7 @@ class TextBundleWriter:
 def add_text_files(
     path: Path | str, sources: Mapping[str, Path], *, metrics: Mapping[str, Any] | None = None
 ) -> TextBundle:
-    """Add derived files (int8 graphs, the inference server's folders); the version stays. metrics: added.
+    """Add derived files (int8 graphs, the inference server's folders) and `metrics`; the version stays.
 
     Raises: BundleError for a file that is not derived.
     """

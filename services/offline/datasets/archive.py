@@ -1,4 +1,4 @@
-"""Read an archive of `interactions` (`freshet archive`) as training data, by the rules of the stream's readers.
+"""Read an archive of `interactions` (`freshet archive`) as training data, as the stream's consumers read it.
 
 Unreadable records, undos, undone events and repeated event ids are omitted.
 """
@@ -29,7 +29,7 @@ def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
         table = _counting(table.filter(pc.is_valid(table["user_id"])))
     if table is None or not len(table):
         raise ValueError(f"{folder} holds no interaction that counts; run `freshet archive` once there are some")
-    # Sorted by milliseconds here: data sets have times in seconds, and keep the given order within a second.
+    # Rows are sorted by milliseconds here, because `from_columns` has seconds and keeps the order within a second.
     table = table.take(pc.sort_indices(table, sort_keys=[("event_time", "ascending")]))
     users, items, types = (table[column].dictionary_encode().combine_chunks() for column in _COLUMNS[:3])
     return from_columns(

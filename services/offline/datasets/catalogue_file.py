@@ -31,8 +31,8 @@ _URL = r"^https?://"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """The file's items. rows: each id's row. attributes: one row per item, if any. texts: omitted columns. read_as: a
-    sentence about each column's role.
+    """The file's items. rows: row number by id. attributes: a table with one row per item, if the file has attributes.
+    texts: names of the omitted columns. read_as: a sentence with each column's role.
     """
 
     rows: Mapping[str, int]
@@ -43,7 +43,7 @@ class Catalogue:
     read_as: str = ""
 
     def attributes_of(self, item_ids: Sequence[str]) -> pa.Table | None:
-        """Return these items' attributes in order; nulls for items that the file lacks."""
+        """Return these items' attributes in order; items that the file lacks have nulls."""
         if self.attributes is None:
             return None
         return self.attributes.take(pa.array([self.rows.get(item_id) for item_id in item_ids], type=pa.int64()))
@@ -119,7 +119,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def header_separator(path: Path, data: bytes) -> str:
-    """Return a CSV's separator: a tab in a .tsv or .inter file, else the header's most frequent one."""
+    """Return a CSV's separator: a tab in a .tsv or .inter file, else the most frequent separator of the header."""
     if any(suffix.lower() in (".tsv", ".inter") for suffix in path.suffixes):
         return "\t"
     return max((",", ";", "\t", "|"), key=data.lstrip().split(b"\n", 1)[0].decode(errors="replace").count)
@@ -138,7 +138,7 @@ def _texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
 
 
 def _is_long_text(column: pa.ChunkedArray) -> bool:
-    """Whether all values are URLs, or one is longer than a tag may be."""
+    """Whether all values are URLs, or a value is longer than a tag may be."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count == len(
         column
     ):

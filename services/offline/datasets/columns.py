@@ -1,4 +1,4 @@
-"""The role of each column of a table, by the caller's name or a usual one.
+"""Find each role's column in a table, by the name that the caller gives or by a usual name.
 
 Case, blanks and underscores are ignored: `User_ID` is `user_id`.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# By role, as `plain` returns them; the first name that the table has is chosen.
+# Usual names by role, as `plain` writes them; the first name that the table has is chosen.
 _USUAL = {
     "user": ("user", "userid", "reviewerid", "customer", "customerid", "visitor", "visitorid"),
     "item": ("item", "itemid", "movieid", "parentasin", "asin", "product", "productid", "sku", "article", "articleid"),
@@ -25,7 +25,7 @@ _RATINGS = frozenset({"rating", "ratings", "overall", "stars"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOptions:
-    """How to read a table. columns: names by role ({"user": "who"}), if not usual ones. items: the file of items.
+    """How to read a table. columns: unusual column names by role, as in {"user": "who"}. items: the file of items.
     separator: text between a cell's categories.
     """
 
@@ -41,7 +41,7 @@ class TableOptions:
 def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Return column names by role.
 
-    Raises: ValueError if a named or required column is missing, or two have a chosen name.
+    Raises: ValueError if a named or required column is missing, or if two columns have a chosen name.
     """
     chosen: dict[str, str] = {}
     for role, usual in _USUAL.items():

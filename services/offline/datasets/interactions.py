@@ -1,4 +1,4 @@
-"""Interactions as columns: user, item, type, value and time, in order of time.
+"""Interactions as columns of users, items, types, values and times, in order of time.
 
 Users and items are dense int32 codes into vocabularies. Rows are sorted by timestamp, then by original order.
 
@@ -28,9 +28,9 @@ class Interactions:
     """N events, oldest first.
 
     Shapes: users (N,) codes into user_ids; items (N,) codes into item_ids; timestamps (N,) unix seconds; values (N,);
-    types (N,) codes into type_names; item_ids, titles ("" unknown) and categories (() unknown) (X,). Without
-    `has_times` a timestamp is the position in its user's sequence (0, 1, 2, ...). After `with_actions`: actions (N,),
-    each event's row of the action embedding; outcomes (N,), the same row for events that are not positive, else 0.
+    types (N,) codes into type_names; item_ids, titles ("" unknown) and categories (() unknown) (X,). If
+    `has_times` is False, a timestamp is the position in the user's sequence (0, 1, 2, ...). `with_actions` sets actions
+    (N,), each event's row of the action embedding, and outcomes (N,), the same rows with 0 for positive events.
     Raises: ValueError if lengths differ, a code is outside its vocabulary, or timestamps decrease.
     """
 
@@ -70,12 +70,12 @@ class Interactions:
 
     @property
     def num_users(self) -> int:
-        """Return U, the size of the vocabulary, which may have users without an event."""
+        """Return U, the number of users in the vocabulary, which may include users without an event."""
         return len(self.user_ids)
 
     @property
     def num_items(self) -> int:
-        """Return X, the size of the vocabulary, which may have items without an event."""
+        """Return X, the number of items in the vocabulary, which may include items without an event."""
         return len(self.item_ids)
 
     def select(self, rows: RowArray | npt.NDArray[np.bool_] | slice) -> "Interactions":
@@ -122,14 +122,14 @@ class Interactions:
         return np.array([schema.speaks_against(*one) for one in kinds], dtype=bool)[which]
 
     def _kinds(self) -> tuple[list[tuple[str, float]], RowArray]:
-        """Distinct pairs of type and value, and each event's pair number (N,)."""
+        """Return the distinct pairs of type and value, and each event's pair index (N,)."""
         kinds, which = np.unique(np.rec.fromarrays([self.types, self.values]), return_inverse=True)
         return [(self.type_names[kind], float(value)) for kind, value in kinds.tolist()], which
 
     def with_actions(self, schema: EventSchema, names: Sequence[str] | None = None) -> tuple["Interactions", list[str]]:
         """Return the events that an encoder with actions reads, with their actions, and the actions' names.
 
-        names: default: those with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
+        names: by default the actions with at least MIN_EVENTS events. Raises: the errors of `encoded`.
         """
         self.encoded(schema)  # raises if there is nothing to train on
         kinds, which = self._kinds()
@@ -212,7 +212,7 @@ def from_columns(
     source: str,
     has_times: bool = True,
 ) -> Interactions:
-    """Return interactions sorted by time (ties keep their order), with vocabularies by `order_ids`.
+    """Return interactions sorted by time (ties keep their order), with vocabularies in the order of `order_ids`.
 
     `users`, `items`, `types`: codes (N,) and vocabulary; ids without an event are dropped. Default type: "interaction";
     default value: 1. `has_times`: see `Interactions`.

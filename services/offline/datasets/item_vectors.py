@@ -19,8 +19,8 @@ _OWN = frozenset({"item_id", "vector", "title", "categories"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVectors:
-    """Ids and vectors (X, d) float32 of X items. Without titles, ids are the titles; without categories, lists are
-    empty. attributes: the table's other columns, if any.
+    """Ids and vectors (X, d) float32 of X items. In a table without titles, the ids are used; without categories, each
+    item has none. attributes: the table's other columns, if any.
     """
 
     item_ids: list[str]
@@ -33,7 +33,7 @@ class ItemVectors:
 def read_item_vectors(path: Path, *, normalize: bool = False) -> ItemVectors:
     """Read columns `item_id` and `vector`, optional `title` and `categories`, and all others as attributes.
 
-    normalize: scale to length 1; otherwise a vector is at most MAX_OWN_LENGTH long.
+    normalize: scale vectors to length 1; otherwise a vector's length may be at most MAX_OWN_LENGTH.
     Raises: ValueError naming column or row, the value, and what is allowed.
     """
     try:

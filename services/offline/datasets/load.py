@@ -1,7 +1,7 @@
-"""Load data by name, "auto", or path as Interactions.
+"""Load Interactions by data set name, by path, or with the name "auto".
 
-All commands use `read_data`, so all reject the same files. "auto" prefers MovieLens-1M, then smaller MovieLens sets,
-then a download, last the simulator. A named set is never replaced by another.
+All commands use `read_data`, so all reject the same files. "auto" tries MovieLens-1M, then smaller MovieLens sets,
+then a download, and last the simulator. A named set is never replaced by another.
 """
 
 import math
@@ -56,11 +56,11 @@ def read_data(
     environ: Mapping[str, str] | None = None,
     now_s: float | None = None,
 ) -> Reading:
-    """Load like `load_dataset`, with the findings in the caller's own file (named sets are not checked).
+    """Load like `load_dataset`, with the problems found in the caller's own file (named sets are not checked).
 
     `schema`, `now_s`: see `check`. `table`: how to read a table; its items file applies to all data.
-    Raises: as `load_dataset`, but errors in a file become findings; ValueError if columns are named and the data is not
-    a table.
+    Raises: the errors of `load_dataset`, except that errors in a file become findings; ValueError if columns are named
+    and the data is not a table.
     """
     locator = Locator(
         root=None if root is None else Path(root),

@@ -1,6 +1,7 @@
 """Find a named data set on this machine, or download MovieLens from its publisher.
 
-Order: FRESHET_DATA, ../shared/data of the working folder or the repository, the local cache, then a download into it.
+It searches FRESHET_DATA, ../shared/data beside the working folder and the repository, and the local cache, then
+downloads into the cache.
 """
 
 import os
@@ -52,7 +53,7 @@ class Locator:
         is_the_set = is_sequences if name in SEQUENCE_NAMES else is_movielens
         for base, label in self.folders():
             for candidate in (base / name, base / f"{name}.zip", base):
-                # It may be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
+                # The folder may be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
                 if candidate == base and base.name not in (name, f"{name}.zip"):
                     continue
                 if is_the_set(candidate):
@@ -70,7 +71,7 @@ class Locator:
         raise DatasetUnavailableError(f"{name} is not on this machine; looked in {', '.join(tried)}; set FRESHET_DATA")
 
     def from_publisher(self, name: str) -> Located | None:
-        """Download a MovieLens set into the cache; None (and a sentence in `tried`) if that is impossible."""
+        """Download a MovieLens set into the cache; if that is impossible, return None and add a sentence to `tried`."""
         if self.root is not None or not self.download or self._publisher_down or name in SEQUENCE_NAMES:
             return None
         url = self.publisher_url.format(name=name)
@@ -85,12 +86,12 @@ class Locator:
         return Located(path=target, where=f"downloaded from its publisher ({url})")
 
     def cache_dir(self) -> Path:
-        """XDG_CACHE_HOME/freshet/data, by default ~/.cache/freshet/data."""
+        """Return XDG_CACHE_HOME/freshet/data, by default ~/.cache/freshet/data."""
         base = self.environ.get("XDG_CACHE_HOME", "")
         return (Path(base) if base else Path.home() / ".cache") / "freshet" / "data"
 
     def folders(self) -> Iterator[tuple[Path, str]]:
-        """Yield local folders in search order, with names in words."""
+        """Yield local folders in search order, each with a description."""
         if self.root is not None:
             yield self.root, str(self.root)
             return

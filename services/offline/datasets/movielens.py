@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 from .interactions import Interactions, from_columns
 
 MOVIELENS_NAMES = ("ml-1m", "ml-latest-small", "ml-100k", "ml-10m", "ml-20m", "ml-25m", "ml-32m")
-# What is known about the times of the rebuilt ml-1m copy (the one with a ts_err column).
+# Describes the times of the rebuilt ml-1m copy, which has a ts_err column.
 _REBUILT_NOTE = (
     "order inside each user follows the `order` column; {inexact:,} of the times are known only to a window "
     "(neighbours there may be swapped), the last events of every user are exact"
 )
 NumberArray = npt.NDArray[np.integer | np.floating]
-# Users, items, ratings and times, and a note about them.
+# Users, items, ratings and times, and a note about the times.
 _Ratings = tuple[list[NumberArray], str]
 # Number, title and genres.
 _Films = Iterator[tuple[str, str, tuple[str, ...]]]
@@ -112,7 +112,7 @@ def _parquet_films(files: _Files) -> _Films:
 
 
 def _text_ratings(name: str, delimiter: str, *, skip: int = 0) -> Callable[[_Files], _Ratings]:
-    """Return a reader of numeric columns. Arrow splits at one character: "::" yields an empty column between two."""
+    """Return a reader of numeric columns. Arrow splits at one character, so "::" adds an empty column."""
     wanted = ("user", "item", "rating", "time")
     names = [f"{gap}{column}" for column in wanted for gap in ("", "gap_")][:-1] if delimiter == "::" else list(wanted)
 

@@ -1,7 +1,7 @@
 """Test whether the order of the events carries information, by shuffling each user's events.
 
-The items that most often followed the previous item in other users' sequences predict the next one. If the order means
-nothing, the predictions are as good after shuffling.
+The items that most often followed the previous item in other users' sequences predict the next one. If the order has no
+information, the predictions are as good after shuffling.
 
 Letters: N events, X items.
 """
@@ -21,16 +21,16 @@ Verdict = Literal["ordered", "no order found", "sorted by item"]
 _HITS_AT = 10
 _SHUFFLES = 20
 _HELD_OUT_USERS = 0.2
-# Limit for the share of steps to a higher item code. Gowalla has .97: each user's events are two parts, each sorted by
-# item number. Ordered sets have .51 to .70.
+# Limit for the share of steps to a higher item code. Gowalla has .97, because each user's events are two runs sorted by
+# item number. Data sets in order of time have .51 to .70.
 _SORTED_SHARE = 0.9
 _MIN_Z = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderTest:
-    """The result. `hit_rate`: share of held-out steps whose item is among the ten predictions. `lift`: its ratio to the
-    mean after shuffling. `z`: its difference from that mean in standard deviations of the shuffled rates.
+    """The result. `hit_rate`: share of held-out steps whose item is among the ten predictions. `lift`: the hit rate
+    over the mean shuffled rate. `z`: their difference in standard deviations of the shuffled rates.
     """
 
     hit_rate: float
@@ -42,9 +42,9 @@ class OrderTest:
 def order_test(interactions: Interactions) -> OrderTest:
     """Compare the hit rate of first-order predictions before and after shuffling each user's events 20 times.
 
-    About a fifth of the users is held out. The others' counts predict the held-out steps, with equal counts in random
-    order. "sorted by item": nine of ten steps to another item go to a higher (or a lower) item code. Otherwise
-    "ordered" needs z of at least 4 and a higher rate than every shuffle.
+    About a fifth of the users is held out. The other users' counts predict the held-out steps, with equal counts in
+    random order. The verdict is "sorted by item" if nine of ten steps to another item go to a higher (or a lower) item
+    code. Otherwise "ordered" needs z of at least 4 and a higher rate than every shuffle.
     Raises: ValueError if no held-out or no other user has two events. Cost: O(N log N) per shuffle.
     """
     rng = np.random.default_rng(0)
@@ -82,16 +82,16 @@ def _verdict(z: float, above_all: bool, rising: float) -> Verdict:
 
 
 def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: int) -> float:
-    """Expected share of tested steps whose item is among the ten that most often follow the previous one.
+    """Return the expected share of tested steps whose item is among the ten that most often follow the previous one.
 
-    items (N,); learnt, tested (N - 1,): whether the step from event i to i + 1 is counted, or predicted.
+    items (N,); learnt, tested (N - 1,): whether the step from event i to i + 1 is counted, and whether it is predicted.
     """
     steps = items[:-1] * num_items + items[1:]
     pairs, counts = np.unique(steps[learnt], return_counts=True)
     wanted = steps[tested]
     row = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
     found = pairs[row] == wanted
-    # With one sorted key (item, count descending), two lookups count the more frequent followers.
+    # Keys sort by item, then by descending count, so two lookups count the more frequent followers.
     highest = int(counts.max())
     keys = np.sort(pairs // num_items * (highest + 1) + highest - counts)
     previous = wanted[found] // num_items

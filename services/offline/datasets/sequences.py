@@ -1,7 +1,7 @@
 """Sequences without timestamps: one row per user with item ids, oldest first.
 
-Reads `sequences.parquet` (columns user_id and items) from a folder, or any such Parquet file. Windows of a split
-(columns user_id, history, target of valid.parquet and test.parquet) are joined by user. The timestamp is the position
+It reads `sequences.parquet` (columns user_id and items) from a folder, or any such Parquet file. It joins the windows
+of a split (columns user_id, history, target of valid.parquet and test.parquet) by user. The timestamp is the position
 in the sequence, and `has_times` is False.
 
 Letters: N events, U users.
@@ -102,7 +102,7 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
 
 
 def _coded_ids(column: pa.ChunkedArray, what: str, row_of: Callable[[int], int]) -> Coded:
-    """Codes (N,) and vocabulary of valid ids; `what` names the column, `row_of` gives a value's row."""
+    """Return codes (N,) and vocabulary of valid ids; `what` names the column, `row_of` gives a value's row."""
     codes, ids = coded(id_texts(column))
     if (codes < 0).any():
         raise ValueError(f"{what} in row {row_of(int(np.argmax(codes < 0)))} is missing; fill or remove it")

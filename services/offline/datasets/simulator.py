@@ -1,8 +1,8 @@
 """Simulated interactions: a substitute for missing real data, and a source of any size.
 
-Each user has a few topics that drift between sessions. Within a session an item follows the previous one on the topic's
-shelf (its items by release), or is drawn by Zipf popularity, or is one of the newest. No user takes an item twice or
-before its release.
+Each user has a few topics that drift between sessions. Within a session, the next item follows the
+previous one in the topic's release order, is drawn by Zipf popularity, or is one of the newest. No user takes an item
+twice or before its release.
 
 Letters: U users, X items, T topics, S items per topic, L most events of one user.
 """
@@ -18,13 +18,13 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-# 2024-01-01 00:00 UTC: fixed, so that equal seeds give equal times.
+# 2024-01-01 00:00 UTC; a fixed start, so that equal seeds give equal times.
 _START_S = 1_704_067_200
 _DAY_S = 86_400
 _ATTEMPTS = 6
 # Chance per session that one of the user's interests is replaced.
 _DRIFT = 0.15
-# Chances that an event's item is one of the shelf's next, and that it is one of the newest.
+# Chances that an event's item follows the previous one in the release order, and that it is one of the newest.
 _FOLLOW_SHARE, _NOVELTY_SHARE = 0.4, 0.08
 _ZIPF_EXPONENT = 0.9
 _MEAN_SESSION_EVENTS = 10.0
@@ -52,7 +52,7 @@ _FORMATS = ("Film", "Series", "Documentary")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatorConfig:
-    """What to simulate. Raises: ValueError naming the field and what is allowed."""
+    """The sizes and seed of a simulation. Raises: ValueError naming the field and what is allowed."""
 
     num_users: int = 2_000
     num_items: int = 2_000
@@ -140,7 +140,7 @@ def _build_catalogue(config: SimulatorConfig, rng: np.random.Generator) -> _Cata
 
 
 def _event_times(config: SimulatorConfig, rng: np.random.Generator) -> tuple[FloatArray, BoolArray, IntArray]:
-    """times_s (U, L) since the start, session starts (U, L), and events per user (U,)."""
+    """Return times_s (U, L) since the start, session starts (U, L), and events per user (U,)."""
     horizon_s = float(config.days * _DAY_S)
     # A few users produce most events; subtracting sigma^2 / 2 preserves the mean.
     activity = rng.lognormal(np.log(config.mean_events_per_user) - 0.32, 0.8, config.num_users)
@@ -167,7 +167,7 @@ def _choose_items(
     lengths: IntArray,
     rng: np.random.Generator,
 ) -> tuple[IntArray, FloatArray]:
-    """Items (U, L), -1 if none was left, and affinity (U, L): the topic's share of the user's interests."""
+    """Return items (U, L), -1 if none was left, and affinity (U, L): the topic's share of the user's interests."""
     num_users, max_length = times_s.shape
     items = np.full((num_users, max_length), -1, dtype=np.int64)
     affinity = np.zeros((num_users, max_length))
@@ -206,8 +206,8 @@ def _choose_positions(
     users: IntArray,
     rng: np.random.Generator,
 ) -> IntArray:
-    """A shelf position for each active user, (A,), or -1. The first two attempts follow the user's habit, later ones
-    draw by popularity.
+    """Return each active user's position in the topic's release order (A,), or -1. The first two attempts follow the
+    user's habit; later attempts draw by popularity.
     """
     released = np.count_nonzero(catalogue.release_s[topic] <= now_s[:, None], axis=1)
     habit = rng.random(len(topic))
@@ -221,7 +221,7 @@ def _choose_positions(
         rank = _draw(catalogue.rank_cdf, (len(open_rows),), rng)
         candidate = catalogue.item_at_rank[topic[open_rows], rank]
         if attempt < 2:
-            # One of the shelf's next items: the order that a sequential model can learn.
+            # One of the next items in release order, which a sequential model can learn.
             ahead = (previous[open_rows] + rng.geometric(0.4, len(open_rows))) % released[open_rows]
             candidate = np.where(follows[open_rows], ahead, candidate)
             fresh = released[open_rows] - 1 - rng.integers(0, 3, len(open_rows))

@@ -19,7 +19,7 @@ MAX_PREDICTED_EVENTS = 6_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalTimeSplit:
-    """Everything before `split_time` (unix seconds), and everything from it on."""
+    """The events before `split_time` (unix seconds), and the events from then on."""
 
     train: Interactions
     held_out: Interactions
@@ -30,8 +30,8 @@ class GlobalTimeSplit:
 class MeasuredSplit:
     """Rows of `interactions`, each array increasing; train, validation and test share no row.
 
-    train_rows: training data of any model. valid_rows, test_rows: the events to predict, from all earlier events of the
-    user. refit_rows: all rows outside the test part, on which the tested model is trained.
+    train_rows: training data of every model. valid_rows, test_rows: the events to predict from all earlier events of
+    the user. refit_rows: all rows outside the test part; the tested model is trained on these.
     """
 
     name: str
@@ -63,7 +63,7 @@ def leave_one_out_split(interactions: Interactions, name: str = "leave-one-out")
 
 
 def global_time_split(interactions: Interactions, fraction: float = 0.8) -> GlobalTimeSplit:
-    """Split at the moment by which `fraction` of the events have happened; events of that second are held out.
+    """Split at the moment by which `fraction` of the events have happened; all events of that second are held out.
 
     Raises: ValueError if `fraction` is not inside (0, 1), the data have no timestamps, or all events have one time.
     """
@@ -75,7 +75,7 @@ def global_time_split(interactions: Interactions, fraction: float = 0.8) -> Glob
     times = interactions.timestamps
     boundary = _first_of_second(interactions, fraction)
     if boundary == 0:
-        # The first second has more events than the training part: split after it instead.
+        # The first second has more events than the training part, so the split comes after it.
         boundary = int(np.searchsorted(times, times[0], side="right"))
         if boundary == len(times):
             raise ValueError(f"every event of {interactions.name} has the time {times[0]}; it can't be split")

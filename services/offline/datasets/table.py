@@ -1,7 +1,7 @@
-"""Any interactions: a CSV or Parquet file with a user, an item and a time per row becomes Interactions.
+"""Read any CSV, JSON lines or Parquet file with a user, an item and a time per row as Interactions.
 
 Optional columns are type, value, title and categories. `freshet data validate`, `train` and `import` share this reader.
-It reports every problem of the cells; validation.py checks the data as a whole.
+The reader reports problems of single cells; validation.py checks the data as a whole.
 
 Letters: N rows.
 """
@@ -27,7 +27,7 @@ from .interactions import from_columns
 from .timestamps import BoolArray, IntArray, TimestampError, parse_timestamps
 from .validation import MAX_ID_BYTES, Finding, Reading, Rows, Severity, check, id_problem, unreadable, worst_first
 
-# A line with as many separators as the header.
+# Matches a line with as many separators as the header.
 _A_ROW = r"\n[^\n]*([,;|\t][^\n]*){%d}"
 # From this value on, a float64 cannot represent every integer.
 _EXACT_FLOATS = 2.0**53
@@ -45,8 +45,8 @@ def read_table(
 ) -> Reading:
     """Read a CSV (.csv, .tsv, .txt), JSON lines (.jsonl; also .gz) or Parquet file, and report its findings.
 
-    A CSV's separator is the most frequent one of its header: comma, semicolon, tab or bar; a .tsv has tabs. A missing
-    value is 1. A missing type is "interaction". Without a column of types, a row with a rating has the type "rating" if
+    A CSV's separator is the most frequent comma, semicolon, tab or bar of the header; a .tsv has tabs. A missing value
+    is 1. A missing type is "interaction". Without a column of types, a row with a rating has the type "rating" if
     the schema has that type.
     `schema`, `now_s`: see `check`.
     """
@@ -59,7 +59,7 @@ def read_table(
     values, titles, categories = cells.values(), cells.titles(items[0]), cells.categories()
     seconds, order, unit = cells.times(users[0])
     has_value = ~cells.is_missing("value")
-    # Sorted by time at the file's resolution.
+    # The rows are sorted by time at the file's resolution.
     order = order[~cells.bad[order]]
     data = from_columns(
         users=(users[0][order], users[1]),
@@ -92,12 +92,12 @@ def read_table(
 
 
 class _Cells:
-    """The rows with as many cells as the header and a filled cell. numbers (N,): row numbers in the file. bad
-    (N,): rows with an error. num_rows: rows of the file; num_blank: rows without a value.
+    """The rows that have the header's number of cells and are not empty. numbers (N,): row numbers in the file.
+    bad (N,): whether a row has an error. num_rows: number of rows in the file. num_blank: number of empty rows.
     """
 
     def __init__(self, path: Path, options: TableOptions) -> None:
-        """Read the file. Raises: ValueError if it can't be parsed, or if a required role has no column, or two."""
+        """Read the file. Raises: ValueError if it can't be parsed, or if a required role has no or two columns."""
         self._options = options
         kinds = {suffix.lower() for suffix in path.suffixes}
         if found := kinds & {".xlsx", ".xls", ".ods"}:
@@ -156,14 +156,14 @@ class _Cells:
             self.bad |= rows
 
     def is_missing(self, role: str) -> BoolArray:
-        """Which cells (N,) are missing."""
+        """Return which of a role's cells are missing, (N,)."""
         if role not in self.names:
             return np.ones(len(self.numbers), dtype=bool)
         missing: BoolArray = self._columns[role].is_null().to_numpy()
         return missing
 
     def text(self, role: str) -> pa.ChunkedArray:
-        """Texts (N,), null if missing; whole numbers without ".0"."""
+        """Return texts (N,), null if missing; whole numbers lose their ".0"."""
         column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers))]))
         if pa.types.is_nested(column.type):
             self.found(~self.is_missing(role), f"{role} has type {column.type}", "give text or numbers")
@@ -178,7 +178,7 @@ class _Cells:
             return cells
 
     def ids(self, role: str) -> Coded:
-        """Codes (N,), -1 for a missing id, and vocabulary; a missing user id becomes the session."""
+        """Return codes (N,), -1 for a missing id, and the vocabulary. The session id replaces a missing user id."""
         column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers), pa.string())]))
         if pa.types.is_floating(column.type):
             large = pc.greater_equal(pc.abs(column), _EXACT_FLOATS).fill_null(False).to_numpy()
@@ -198,7 +198,7 @@ class _Cells:
         return codes, ids
 
     def types(self, schema: EventSchema | None) -> Coded:
-        """Codes (N,) and names; without a column of types, an event with a rating is a rating."""
+        """Return codes (N,) and names; without a column of types, an event with a rating has the type "rating"."""
         if "type" not in self.names and is_rating(self.names.get("value", "")):
             has_value = ~self.is_missing("value")
             if schema is None or "rating" in schema.types:
@@ -216,7 +216,7 @@ class _Cells:
         return codes, names
 
     def times(self, users: IntArray) -> tuple[IntArray, IntArray, str]:
-        """Seconds (N,), the rows with readable times sorted by time, and the unit."""
+        """Return seconds (N,), the rows with readable times sorted by time, and the unit."""
         missing = self.is_missing("timestamp")
         self.found(missing, "timestamp is missing", "fill the cell or remove the row")
         column, rows = self._columns["timestamp"], np.flatnonzero(~missing)
@@ -238,7 +238,7 @@ class _Cells:
         return seconds, rows[parsed.order], parsed.unit
 
     def values(self) -> npt.NDArray[np.float32]:
-        """Values (N,); 1 if missing or not a number."""
+        """Return values (N,); 1 if missing or not a number."""
         column = self._columns.get("value", pa.chunked_array([pa.nulls(len(self.numbers))]))
         try:
             if _is_text(column.type):
@@ -271,7 +271,7 @@ class _Cells:
         return text
 
     def categories(self) -> pa.ChunkedArray:
-        """Texts or lists of texts (N,)."""
+        """Return texts or lists of texts (N,)."""
         column = self._columns.get("categories")
         if column is not None and pa.types.is_nested(column.type):
             try:
@@ -300,7 +300,7 @@ def id_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
         column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
     is_fraction = pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)
     if is_fraction and pc.all(pc.equal(column, pc.floor(column))).as_py() in (True, None):
-        with suppress(pa.ArrowInvalid):  # keep numbers that need more than 64 bits
+        with suppress(pa.ArrowInvalid):  # numbers that need more than 64 bits stay as they are
             column = column.cast(pa.int64())
     return column.cast(pa.string())
 
@@ -334,7 +334,7 @@ def _number(text: str, *, decimal_comma: bool) -> float | None:
 
 
 def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
-    """Rows as bytes, and the separator. `ragged` gets the numbers of rows with more or fewer cells than the header."""
+    """Return columns of bytes, and the separator. `ragged` gets the numbers of rows with too many or too few cells."""
 
     def skip(row: pa_csv.InvalidRow) -> str:
         ragged.append(row.number)
@@ -358,8 +358,8 @@ def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
     with pa_csv.open_csv(pa.BufferReader(data), parse_options=parse) as reader:
         names = reader.schema.names
     ragged.clear()
-    # Arrow numbers invalid rows only with one thread. Ids stay text ("007"), times are parsed later, and only an empty
-    # cell is missing: "nan" must stay visible.
+    # Arrow reports the number of an invalid row only with one thread. Ids stay text ("007") and times are parsed later.
+    # Only an empty cell is missing, so that "nan" is reported.
     table = pa_csv.read_csv(
         pa.BufferReader(data),
         read_options=pa_csv.ReadOptions(use_threads=False),
@@ -372,7 +372,7 @@ def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
 
 
 def _matches(table: pa.Table, pattern: str) -> BoolArray:
-    """Which rows (N,) have a cell with the pattern."""
+    """Return which rows have a cell that matches the pattern, (N,)."""
     found = [pc.match_substring_regex(cells, pattern).fill_null(False).to_numpy() for cells in table.columns]
     matches: BoolArray = np.logical_or.reduce(found)
     return matches

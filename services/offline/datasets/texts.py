@@ -12,7 +12,7 @@ Question = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextCollection:
-    """A corpus. `documents`: texts. A question: its text, and the rows of the documents that answer it.
+    """A corpus. `documents` are texts. A question is a text with the rows of the documents that answer it.
     `tested_are_trained`: every document of a test question has training questions.
     """
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# 1973-03-03 and 2100-01-01; a smaller number could also be a counter.
+# 1973-03-03 and 2100-01-01. A smaller number could be a counter.
 _EARLIEST_S = 100_000_000
 _LATEST_S = 4_102_444_800
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -28,7 +28,7 @@ NumberArray = npt.NDArray[np.integer | np.floating]
 
 
 class TimestampError(ValueError):
-    """Some times can't be read. rows (N,): whether each is one of them. advice: the remedy."""
+    """Some times can't be read. rows (N,): whether a row's time can't be read. advice: the remedy."""
 
     def __init__(self, what: str, rows: BoolArray, advice: str) -> None:
         super().__init__(what)
@@ -38,8 +38,8 @@ class TimestampError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedTimes:
-    """Parsed times. seconds (N,): unix seconds, rounded down. order (N,): the rows by time, including fractions of a
-    second, then by the file's order. unit: "s", "ms", "us", "ns" or "iso".
+    """Parsed times. seconds (N,): unix seconds, rounded down. order (N,): row indices sorted by time with fractions of
+    a second, then by position in the file. unit: "s", "ms", "us", "ns" or "iso".
     """
 
     seconds: IntArray
@@ -82,7 +82,7 @@ def _from_numbers(numbers: NumberArray) -> ParsedTimes:
 
 
 def _from_text(text: pa.ChunkedArray) -> ParsedTimes:
-    # Arrow rejects fractions finer than its unit. It parses text with a zone only to a type with a zone.
+    # Arrow rejects fractions finer than its unit. It parses text with a time zone only to a type with a time zone.
     digits = pc.replace_substring_regex(text, f"{_FRACTION}|^.*$", r"\2")
     text = pc.replace_substring_regex(text, _FRACTION, r"\1\3")
     zoned = pc.match_substring_regex(text, f"{_DATE}{_CLOCK}{_ZONE}").to_numpy(zero_copy_only=False)

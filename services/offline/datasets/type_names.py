@@ -1,4 +1,4 @@
-"""For event types unknown to a schema: the type that was probably meant, and the line that adds it."""
+"""Suggest what an event type unknown to a schema means, and the `events.yaml` line that adds it."""
 
 import difflib
 
@@ -6,7 +6,7 @@ from services.algorithms.bundles.event_schema import EventSchema, EventType, Rol
 
 from .columns import plain
 
-# Synonyms, by the beginning of the word.
+# Known type by the first letters of a synonym.
 _OTHER_WORDS = {
     "basket": "add_to_cart",
     "buy": "purchase",
@@ -24,7 +24,7 @@ _OTHER_WORDS = {
     "stream": "play",
     "show": "impression",
 }
-# Such a name undoes something: it is not a positive type.
+# A name with such a prefix undoes an event, so it is not a positive type.
 _TAKES_BACK = ("remove", "delete", "cancel", "undo", "un")
 _NOTHING = "remove_from_cart"
 _LEAST_LIKE = 0.75
@@ -34,8 +34,8 @@ _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEU
 def near_type(name: str, schema: EventSchema) -> str | None:
     """Return the type that `name` probably means; None if no name is near.
 
-    Precedence: the same letters, a prefix that undoes something, a type that has `name` as a word or is part of
-    `name`, a synonym, similar letters.
+    Precedence: the same letters, a prefix that undoes something, a type that contains `name` as a word or is part
+    of `name`, a synonym, similar letters.
     """
     spelled = plain(name)
     if not spelled:
@@ -70,8 +70,8 @@ def schema_line(name: str, means: EventType) -> str:
 
 
 def rating_scale(least: float, most: float) -> tuple[float, float] | None:
-    """Return the smallest usual scale with `least` and `most`: 0 to 1; 0 or 1 to 7, 10, 20 or 100; symmetric if `least`
-    is negative. None for at most five stars or beyond 100.
+    """Return the smallest usual scale that includes `least` and `most`: 0 to 1; 0 or 1 to 7, 10, 20 or 100; a symmetric
+    scale if `least` is negative. Return None for up to five stars and for values beyond 100.
     """
     for top in (1.0, 5.0, 7.0, 10.0, 20.0, 100.0):
         if max(most, -least) <= top:

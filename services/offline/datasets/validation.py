@@ -1,4 +1,4 @@
-"""Find the usual problems of interaction data before a training run: what, where, how many, what to do.
+"""Find the usual problems of interaction data before a training run.
 
 An "error" makes the data unusable, or unusable for training alone (`only_training`); a "warning" makes results
 misleading. The checks change nothing.
@@ -29,15 +29,15 @@ MaskArray = npt.NDArray[np.bool_]
 _SHOWN = 5
 MAX_ID_BYTES = 128
 MIN_EVENTS_PER_USER = 3
-# Training holds out two events per user: to test the model, and to choose its head.
+# Training holds out two events of a user: one tests the model, one chooses its head.
 MIN_EVENTS_TO_TRAIN = 4
 MIN_EVENTS_PER_ITEM = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One problem. `where`: rows (file rows, or events in time order), ids or the column. `count` of `of` are affected;
-    `of` is 0 for the whole file. only_training: the error prevents training, not an import.
+    """One problem. `where`: rows (file rows, or events in time order), ids or the column. `count` of `of` rows or ids
+    are affected; `of` is 0 for the whole file. only_training: the error prevents training but not an import.
     """
 
     severity: Severity
@@ -54,15 +54,15 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """Two lines for a terminal."""
+        """Return two lines for a terminal."""
         return f"{self.severity:8} {self}\n         {self.advice}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """The findings in data, and the usable `interactions`; None if an error rejects all.
+    """The findings, and the usable `interactions`; these are None if an error rejects the data.
 
-    read_as: the columns' roles, in words.
+    read_as: a sentence for each column's role.
     """
 
     source: str
@@ -75,7 +75,7 @@ class Reading:
 
     @property
     def summary(self) -> list[str]:
-        """The columns' roles and the findings, as every command prints them."""
+        """Return the lines that every command prints: the columns' roles and the findings."""
         return [*filter(None, [self.read_as]), *(finding.text for finding in self.findings)]
 
     @classmethod
@@ -117,7 +117,7 @@ def account_text(account: dict[str, Any]) -> str:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return errors, warnings, then infos; within each, findings of the most rows first."""
+    """Return errors, warnings, then infos; within each, findings with the most rows come first."""
     return sorted(findings, key=lambda one: (("error", "warning", "info").index(one.severity), -one.count))
 
 
@@ -130,7 +130,7 @@ def unreadable(source: str, problem: str) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """N rows in findings: numbers (N,); `word` says what is numbered."""
+    """The numbers (N,) that findings use for rows; `word` says what is numbered."""
 
     numbers: IntArray
     word: str = "rows"
@@ -341,7 +341,7 @@ def _check_scale(checked: _Checked, name: str, weight: TypeWeight, given: MaskAr
 def other_scale(
     data: Interactions, name: str, weight: TypeWeight, given: MaskArray | None = None
 ) -> tuple[float, float] | None:
-    """Return the usual scale of a type's values if it does not fit the schema's weight; None for up to five stars."""
+    """Return the usual scale of a type's values if the schema's weight does not fit it; None for up to five stars."""
     chosen = data.of_types({name}) if given is None else given
     if weight.centre is None or not chosen.any() or not weight.slope:
         return None

@@ -1,5 +1,5 @@
 """`freshet demo`: the whole system on real people's interactions, measured while it runs.
 
-Read `schedule` (who sends what, when), `replay` (the outside client that sends and asks on a clock), `baselines`,
+Read `schedule` (which events are sent, and when), `replay` (the client that sends and requests on time), `baselines`,
 `sittings` (hit rates by time since the previous event), `summary`, then `demo`.
 """

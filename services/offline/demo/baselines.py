@@ -1,4 +1,4 @@
-"""Baselines for the streamed recommendations, ranked after the stream by the evaluation's walk.
+"""Baselines for the streamed recommendations. They are evaluated after the stream, in the events' sending order.
 
 Letters: X items, M predicted events.
 """
@@ -18,11 +18,11 @@ from services.offline.evaluation.stream.walk import Event, Ranker, Scores, Strea
 
 RECENT_POPULARITY = "recent_popularity"
 ITEM_KNN = "item_knn"
-# By HR@10 on the last fifth of MovieLens-1M's training part, replayed by the demo's schedule. This half-life has .0610,
-# 20,000 events .0608, 1,000 events .0548, no decay .0633. Item-kNN has the best of about 45 settings, .2992.
+# Chosen by HR@10 on the last fifth of MovieLens-1M's training part, replayed by the demo's schedule. This half-life has
+# .0610, 20,000 events .0608, 1,000 events .0548, no decay .0633. Item-kNN's settings are the best of about 45: .2992.
 HALF_LIFE_EVENTS = 5_000
 NEIGHBOURS = NeighbourSettings(window=5, recency=0.8, damping=0.4, shrink=100.0)
-# 4 X^2 bytes of counts, and twice that while it learns the past: 0.8 GB.
+# Item-kNN needs 4 X^2 bytes of counts, and twice that while it learns the past, which is 0.8 GB.
 MOST_ITEMS = 10_000
 
 
@@ -30,7 +30,7 @@ class AtTheSplit:
     """A Ranker that learns nothing: "popularity" by training counts, and "frozen_state", the model with the states at
     the split.
 
-    A user without a state at the split gets popular items, as from the system.
+    A user without a state at the split gets popular items, as the system would return.
     """
 
     def __init__(self, bundle: Bundle, frozen: Mapping[str, QueryStates], train: Interactions) -> None:
@@ -67,7 +67,7 @@ def streaming_baselines(setting: StreamSetting) -> list[Ranker]:
 def baseline_ranks(
     bundle: Bundle, frozen: Mapping[str, QueryStates], train: Interactions, events: Sequence[ReplayEvent]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the 0-based ranks (M,) of the predicted events' items by baseline; X if it cannot rank the item.
+    """Return the 0-based ranks (M,) of the predicted events' items by baseline; X means unranked.
 
     train: all events before the split, with the whole data's vocabularies; events: in sending order; frozen: states at
     the split. Cost: about 2 s for 24,000 events on 3,706 items.

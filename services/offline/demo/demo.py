@@ -1,4 +1,4 @@
-"""The demo: run and time its steps, and stop what they started."""
+"""Run and time the demo's steps, and stop the processes that they started."""
 
 import json
 import time
@@ -37,7 +37,7 @@ _APPLY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """Output of the stream step."""
+    """The results of the stream step."""
 
     plan: ReplayPlan
     result: ReplayResult
@@ -49,7 +49,7 @@ class Streamed:
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """Run every step and return the summary, also written to `<state dir>/demo/summary.json`.
 
-    The stack is stopped before the evaluation, and after an error or Ctrl-C; `keep` leaves it running after success.
+    The stack stops before the evaluation, and after an error or Ctrl-C. With `keep` it continues to run after success.
     """
     stack = steps.make_stack(options, display)
     steps.require_free(stack, options)

@@ -1,4 +1,4 @@
-"""The demo's output: numbered steps while it runs, its figures as tables at the end."""
+"""Print the demo's numbered steps while it runs, and its figures as tables at the end."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-# Summary key -> name, in the table's order.
+# Displayed name by summary key, in the table's order.
 _CONTENDERS = {
     "model": "the model, states kept fresh by the stream",
     "model_with_token": "the same, asked with the freshness token",
@@ -38,7 +38,7 @@ _LEAST_TOLD_S = 20.0
 
 
 class Stopwatch:
-    """Seconds per part, and in total."""
+    """Measures the seconds of each part and the total."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -78,9 +78,9 @@ class Display:
         self.console.print(f"({self._left(name)})", style="dim", soft_wrap=True)
 
     def _left(self, name: str) -> str:
-        """Return the remaining minutes: expected seconds times the earlier steps' ratio of measured to expected.
+        """Return the remaining minutes, scaled by the earlier steps' ratio of measured to expected seconds.
 
-        The stream's rate is the same on every machine.
+        The stream is not scaled: its rate is the same on every machine.
         """
         began = list(self._began.items())
         earlier = [(one, end - at) for (one, at), (_, end) in pairwise(began) if one != "stream"]
@@ -96,7 +96,7 @@ class Display:
         self.console.print(f"    {says}", style="dim", soft_wrap=True)
 
     def progress(self) -> "Progress":
-        """Return a progress bar that redraws only twice a second: the measured processes share the cores."""
+        """Return a progress bar that redraws only twice a second, because the measured processes share the cores."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         return Progress(
@@ -134,7 +134,7 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
 
     rates, by_sitting = summary["hit_rate_at_10"], summary["hit_rate_at_10_by_sitting"]
     best = summary["over_best_baseline"]["baseline"]
-    # Explicit line ends: 80 columns.
+    # The headings' line ends make the table fit 80 columns.
     table = _table(
         "hit rate at 10", "all", "same\nsitting", "later\nday", f"× {_BASELINES.get(best, 'best')}", width=43
     )
@@ -163,7 +163,7 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _overload(summary: Mapping[str, Any]) -> "Iterator[RenderableType]":
-    """Explain an overload, which lowers the model's hit rates and not the baselines'."""
+    """Explain an overload, which lowers the hit rates of the model but not those of the baselines."""
     from rich.text import Text
 
     answers, rate = summary["answers"], summary["rates_per_s"]["events"]

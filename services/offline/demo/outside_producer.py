@@ -19,9 +19,9 @@ OnAcknowledged = Callable[[str, int, int, float], None]
 
 
 class OutsideProducer:
-    """Records acknowledged positions; `on_acknowledged` runs in the client's sender thread.
+    """Sends records and stores their acknowledged positions. `on_acknowledged` runs in the client's sender thread.
 
-    last_offsets: the newest acknowledged offset per partition, repeated and broken records included.
+    last_offsets: the newest acknowledged offset per partition; repeated and broken records count.
     """
 
     def __init__(self, *, bootstrap: Brokers, topic: str, on_acknowledged: OnAcknowledged) -> None:

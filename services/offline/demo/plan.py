@@ -1,6 +1,6 @@
-"""The replay process's input and output, two JSON files.
+"""The replay process's input and output, which are two JSON files.
 
-The replay has its own process, so that neither training's memory nor the progress bar disturbs its clock. `time_s` is
+The replay has its own process, so that neither training's memory nor the progress bar delays it. `time_s` is
 the event's own time in Unix seconds.
 
 Letters: S scheduled events, M predictions.
@@ -49,20 +49,20 @@ class ReplayPlan:
     events: list[ReplayEvent]
     rate_per_s: float
     k: int = 10
-    # A prediction is requested this long before its event, which waits for a late answer.
+    # A prediction is requested this long before its event. The event waits for a late answer.
     lead_ms: float = 100.0
     timeout_ms: float = 2000.0
     max_in_flight: int = MAX_IN_FLIGHT
-    # One event in this many is followed until the user's recommendations reflect it (one a second at 100/s).
+    # For one event in this many, the time until recommendations reflect it is measured (once a second at 100 events/s).
     freshness_every: int = 100
     freshness_poll_ms: float = 20.0
     freshness_timeout_ms: float = 15_000.0
     # One acknowledged event in `duplicate_every` is sent again; one broken record per `malformed_every` events.
     duplicate_every: int = 500
     malformed_every: int = 400
-    # Prefix of the broken records' ids; a header of their own identifies them.
+    # Prefix of the broken records' ids, which are in a header.
     malformed_prefix: str = "malformed"
-    # Recommend calls before the clock starts: they warm connections, caches and code paths.
+    # Recommend calls before the replay starts, which warm connections, caches and code paths.
     warm_up_calls: int = 100
 
 
@@ -70,7 +70,7 @@ class ReplayPlan:
 class Prediction:
     """One answer to Recommend.
 
-    latency_ms counts from the scheduled moment. error: a failed call's gRPC status; the call is a miss.
+    latency_ms counts from the scheduled moment. error: a failed call's gRPC status; a failed call counts as a miss.
     """
 
     position: int
@@ -88,8 +88,8 @@ class Prediction:
 class ReplayResult:
     """What the replay observed.
 
-    acknowledged: event id -> [partition, offset]. last_offsets: partition -> the newest acknowledged offset, repeated
-    and broken records included.
+    acknowledged: event id -> [partition, offset]. last_offsets: partition -> the newest acknowledged offset; repeated
+    and broken records count.
     """
 
     predictions: list[Prediction] = field(default_factory=list)
@@ -126,7 +126,7 @@ HITS_AT = 10
 
 
 def answered_ranks(answers: Sequence[Sequence[str]], items: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the 0-based rank of each event's item in its answer, a large number if it is absent.
+    """Return the 0-based rank of each event's item in the answer, or a large number if the item is absent.
 
     Raises: ValueError if lengths differ.
     """

@@ -2,8 +2,8 @@
 
 The demo runs `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the measured stack, so
 requests are built in advance, one event loop makes the calls, one thread sends to Kafka, and nothing is evaluated here.
-The schedule is an open loop: an action starts when it is due. The exception: if a prediction is late, its event and the
-same user's later events wait for it, because a prediction must precede its event.
+The schedule is an open loop: an action starts when it is due. Only if a prediction is late, its event and the user's
+later events wait for it, because a prediction must precede its event.
 
 One JSON line per second on stdout reports progress.
 """
@@ -40,7 +40,7 @@ Action = tuple[Literal["ask", "ask_with_token", "send"], int]
 
 
 class Replay:
-    """One run of a plan."""
+    """Runs a plan once."""
 
     def __init__(self, plan: ReplayPlan, stub: Any, make_producer: Callable[[OnAcknowledged], OutsideProducer]) -> None:
         self._plan = plan
@@ -104,7 +104,7 @@ class Replay:
             self._asked.setdefault(position, []).append(task)
 
     def _refuse(self, due_s: float, action: Action) -> None:
-        """Handle an action with too many open calls: an event is still sent, a prediction counts as a miss."""
+        """Handle an action when too many calls are open: an event is still sent, but a prediction counts as a miss."""
         kind, position = action
         if kind == "send":
             self._send_due(position)
@@ -146,7 +146,7 @@ class Replay:
             self.result.malformed_sent += 1
 
     def _finish_sending(self) -> None:
-        """Send failed events again, under their own event id, so that they count once."""
+        """Send failed events again with the same event ids, so that each counts once."""
         for _ in range(3):
             self.producer.wait(20)
             missing = [position for position, e in enumerate(self._events) if e.event_id not in self.producer.positions]
@@ -185,7 +185,7 @@ class Replay:
             self._loop.call_soon_threadsafe(lambda: self._start(self._follow(event, partition, offset, acknowledged)))
 
     async def _follow(self, event: ReplayEvent, partition: int, offset: int, acknowledged: float) -> None:
-        """Request recommendations until an answer's state reflects the event, from its acknowledgement on."""
+        """From the event's acknowledgement on, request recommendations until an answer's state reflects the event."""
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=1)
         request.filter.exclude_seen = False
         while (waited_ms := (time.monotonic() - acknowledged) * 1000) < self._plan.freshness_timeout_ms:
@@ -218,7 +218,7 @@ class Replay:
     def _request(self, event: ReplayEvent) -> gateway_pb2.RecommendRequest:
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=self._plan.k)
         request.filter.exclude_seen = True
-        # Like a real request just before the event: `as_of` is the event's time.
+        # `as_of` is the event's time, as in a real request just before the event.
         request.as_of.FromSeconds(event.time_s)
         return request
 
@@ -245,10 +245,10 @@ class Replay:
 
 
 def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
-    """Return (due in seconds, (action, event)): predictions `lead_ms` before their event.
+    """Return (due seconds, (action, event position)); a prediction is due `lead_ms` before its event.
 
-    The request with the token comes half the mean interval between predictions later, at most `lead_ms` / 2, so that
-    the two form no burst.
+    The second request, with the token, is due half the mean interval between predictions later, at most `lead_ms` / 2,
+    so that the two requests are not a burst.
     """
     lead_s = plan.lead_ms / 1000
     predicted = sum(event.predicted for event in plan.events)
@@ -272,7 +272,7 @@ def interaction_bytes(event: ReplayEvent) -> bytes:
 
 
 def prediction(position: int, latency_ms: float, answer: gateway_pb2.RecommendResponse) -> Prediction:
-    """Return what the summary needs of an answer."""
+    """Return the fields of an answer that the summary needs."""
     times = answer.stage_times
     return Prediction(
         position=position,
@@ -312,7 +312,7 @@ async def replay(plan_path: Path, result_path: Path) -> None:
 
 
 def main() -> None:
-    """`python -m services.offline.demo.replay PLAN RESULT`."""
+    """Run `python -m services.offline.demo.replay PLAN RESULT`."""
     sys.setswitchinterval(0.001)  # the sender must not block the event loop for 5 ms at a time
     asyncio.run(replay(Path(sys.argv[1]), Path(sys.argv[2])))
 

@@ -4,8 +4,8 @@ Up to 200 users are active at once; they enter in the order of their first held-
 every active user. When a user has no more events, the next user takes the slot. One event in five is predicted before
 it is sent.
 
-The log's order would measure lag, not quality: in MovieLens 95 % of events follow the same user's previous event within
-60 events.
+In the log's order, hit rates would measure lag instead of quality: in MovieLens, 95 % of events come within 60 events
+of the same user's previous event.
 
 Letters: N held-out events, S scheduled events.
 """
@@ -24,7 +24,7 @@ _PREDICT_EVERY = 5
 
 
 def scheduled_rows(users: npt.NDArray[np.integer], *, num_events: int, num_active: int = NUM_ACTIVE_USERS) -> list[int]:
-    """Return the rows (S,) to send of the held-out events; `users` (N,): each event's user, oldest event first."""
+    """Return the rows (S,) of the held-out events to send; `users` (N,): each event's user, oldest event first."""
     by_user: dict[int, deque[int]] = {}
     for row, user in enumerate(users.tolist()):
         by_user.setdefault(user, deque()).append(row)
@@ -44,7 +44,7 @@ def planned_events(held_out: Interactions, rows: Sequence[int], *, known: set[st
     events = []
     for position, row in enumerate(rows):
         user, item_id = int(held_out.users[row]), held_out.item_ids[held_out.items[row]]
-        # The choice shifts with each turn, so that no user is left out.
+        # The predicted users shift with each turn, so that every user gets predictions.
         turn = position // NUM_ACTIVE_USERS
         events.append(
             ReplayEvent(

@@ -1,7 +1,7 @@
-"""Predicted events by the time since the user's previous event: same sitting, same day or a later day.
+"""Group predicted events by the time since the user's previous event: same sitting, same day or a later day.
 
 In MovieLens-1M nine of ten predicted events follow the user's previous event within an hour; a state frozen at the
-split lacks that event. Times are the events' own, not the replay's.
+split lacks that previous event. Times are the data set's, not the replay's.
 
 Letters: M predictions.
 """
@@ -41,7 +41,7 @@ def kind_of(time_s: int, previous_s: int | None) -> str:
 
 
 def last_times(train: Interactions) -> dict[str, int]:
-    """Return unix seconds of each user's last event, without users that have none."""
+    """Return unix seconds of each user's last event; users without an event are omitted."""
     last = np.full(train.num_users, -1, dtype=np.int64)
     np.maximum.at(last, train.users, train.timestamps)
     return {train.user_ids[code]: int(last[code]) for code in np.flatnonzero(train.user_counts()).tolist()}

@@ -1,4 +1,4 @@
-"""The demo's steps that call other parts of Freshet: training, export, the stack, the import of the past."""
+"""The demo's steps that call other parts of Freshet: training, export, the stack's start, and the import."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ DEFAULT_STATE_DIR = Path(".freshet")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoOptions:
-    """The user's options; defaults are the replay protocol's."""
+    """The user's options; the defaults follow the replay protocol."""
 
     dataset: str = "auto"
     events: int = 24_000
@@ -35,7 +35,7 @@ class DemoOptions:
 
     @property
     def folder(self) -> Path:
-        """The folder of the summary, the plots and the replay's record."""
+        """Return the folder of the summary, the plots and the replay's files."""
         return self.state_dir / "demo"
 
     @property
@@ -43,15 +43,15 @@ class DemoOptions:
         return self.state_dir / "bundle"
 
 
-# Eight epochs of MovieLens-1M's past: three minutes on two cores.
+# Eight epochs of MovieLens-1M's past take three minutes on two cores.
 _MAX_POSITIONS = 6_600_000
 _MAX_EPOCHS = 8
-# Fixed: choosing it would take as long as training. Validation NDCG@10 as served, on MovieLens-1M by time after equal
-# processor time: dot product .176 (12 epochs), mixture .167 (4 epochs); one seed.
+# The head is fixed because choosing it would take as long as training. Served validation NDCG@10 on MovieLens-1M, split
+# by time, after equal processor time: dot product .176 (12 epochs), mixture .167 (4 epochs); one seed.
 _HEAD = "dot"
-# Parts whose stored data would mix an earlier demo's stream into this one's.
+# Parts whose stored data would mix an earlier demo's stream into this demo's stream.
 _STREAM_DATA = {"kafka": "Apache Kafka", "redis": "Redis", "refresher": "the refresher"}
-# Messages that are not printed.
+# The stack's messages that the demo does not print.
 _ROUTINE = ("starting", "stopping", "stopped")
 _NAMES = {"kafka": "Apache Kafka", "redis": "Redis", "inference-server": "Triton Inference Server"}
 
@@ -60,7 +60,7 @@ def train_and_export(
     data: Interactions, past: Interactions, options: DemoOptions, display: Display, clock: Stopwatch
 ) -> Bundle:
     """Train preset quick on `past`, the first part of `data` by time, and write the bundle; report hit rates on the
-    rest.
+    later events.
 
     With `reuse`, a bundle trained on exactly this past is used.
     """
@@ -94,13 +94,13 @@ def train_and_export(
 
 
 def expected_seconds(options: DemoOptions, past: Interactions) -> dict[str, float]:
-    """Return the seconds of the data-dependent steps, on two cores (35,000 positions of training a second)."""
+    """Return expected seconds of the data-dependent steps on two cores, which train 35,000 positions a second."""
     epochs = options.epochs or _default_epochs(past) or _MAX_EPOCHS
     return {"training": len(past) * (epochs / 35_000 + 1 / 40_000), "past": len(past) / 28_000}
 
 
 def _default_epochs(past: Interactions) -> int | None:
-    """Return as many epochs as fit in some minutes; None: the preset's own number, for a small past."""
+    """Return as many epochs as fit in some minutes; None, for a small past, means the preset's number."""
     allowed = max(1, _MAX_POSITIONS // max(1, len(past)))
     return allowed if allowed <= _MAX_EPOCHS else None
 
@@ -122,13 +122,13 @@ def make_stack(options: DemoOptions, display: Display) -> Stack:
         if doing not in _ROUTINE:
             display.fact(f"{part}: {doing}")
 
-    # New items are found by their title: the refresher encodes titles at its start.
+    # The refresher encodes titles at its start, so that searches find new items by title.
     os.environ.setdefault("FRESHET_REFRESHER_TEXT_ENCODER", "minilm")
     return Stack(options.state_dir, bundle=options.bundle, ports=ports, console=options.with_console, say=say)
 
 
 def require_free(stack: Stack, options: DemoOptions) -> None:
-    """Check the state folder. Raises: StackError if parts run in it, or if it has a stream that no demo made."""
+    """Check the state folder. Raises: StackError if parts run in it, or if its stream was not made by a demo."""
     in_use = [part.name for part in stack.status() if part.running]
     if not options.folder.exists():
         in_use += [str(folder) for part in _STREAM_DATA if (folder := stack.place.state.data(part)).exists()]
@@ -138,7 +138,7 @@ def require_free(stack: Stack, options: DemoOptions) -> None:
 
 
 def prepare(stack: Stack) -> None:
-    """Fetch missing components, and fail now rather than after minutes of training.
+    """Fetch missing components and check the ports, before minutes of training.
 
     Raises: StackError; PortTaken.
     """
@@ -148,8 +148,8 @@ def prepare(stack: Stack) -> None:
         raise taken
 
 
-# `import_past` starts the refresher at its beginning, because encoding titles takes as long as the import, and the
-# encoder at its end, because the encoder would apply the records one by one.
+# `import_past` starts the refresher before the import, because encoding titles takes as long as the import. It starts
+# the encoder after the import, because the encoder would apply the records one by one.
 LATER = ("refresher", "encoder")
 
 

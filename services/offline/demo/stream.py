@@ -25,9 +25,9 @@ class ReplayFailedError(RuntimeError):
 
 
 def run_replay(plan: ReplayPlan, folder: Path, on_progress: OnProgress) -> ReplayResult:
-    """Run the plan in its own process; `folder` gets the plan, the result and stderr.
+    """Run the plan in a separate process; `folder` gets the plan, the result and stderr.
 
-    Raises: ReplayFailedError if it ends without a result. An interrupt ends the process, too.
+    An interrupt also ends that process. Raises: ReplayFailedError if it ends without a result.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan_path, result_path, errors_path = (folder / name for name in ("plan.json", "result.json", "replay.log"))
@@ -64,7 +64,7 @@ class StreamStalledError(RuntimeError):
 
 
 def stream_progress(redis_url: str) -> tuple[str, dict[int, Progress]]:
-    """Return the epoch ("" before the first) and every partition's progress."""
+    """Return the epoch ("" before the first epoch) and every partition's progress."""
 
     async def read(reader: StateReader) -> tuple[str, dict[int, Progress]]:
         epoch, progress = await reader.read_progress()

@@ -23,7 +23,6 @@ from services.offline.demo.sittings import DEFINITION
 from services.offline.evaluation.engine.metrics import gains
 
 STAGES = ("queue", "encode", "first_stage", "transport")
-# Contenders without a model.
 BASELINES = ("item_knn", "recent_popularity", "popularity")
 EVENT_COUNTS = ("sent", "applied", "dead_lettered", "duplicates")
 
@@ -98,7 +97,7 @@ def stream_figures(
 
 
 def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Any]:
-    """Return acknowledged events, and the stream's counts between `before` and `after`."""
+    """Return the number of acknowledged events, and the stream's counts from `before` to `after`."""
     counted = {name: after.get(name, 0) - before.get(name, 0) for name in (*EVENT_COUNTS[1:], "unknown_items")}
     return {
         "sent": len(result.acknowledged),
@@ -121,7 +120,7 @@ def hit_rates(
 
 
 def over_best_baseline(rates: Mapping[str, float | None]) -> dict[str, Any]:
-    """Return `baseline`, the best one, and `factor`, the model's hit rate over it; None if no rate is above 0."""
+    """Return the best `baseline` and `factor`, the model's hit rate over the baseline's; None if no rate exceeds 0."""
     known = {name: rate for name in BASELINES if (rate := rates.get(name))}
     best = max(known, key=lambda name: known[name], default=None)
     model = rates.get("model")

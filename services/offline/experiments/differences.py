@@ -1,6 +1,6 @@
-"""Differences between the arms of an experiment, per user, from sums that a database computes.
+"""Estimate differences between an experiment's arms, per user, from sums that a database computes.
 
-The user is the unit of randomisation, so ten clicks of one user count once. CUPED (Deng, Xu, Kohavi and Walker,
+Users are randomised, so a user is one observation, whatever the number of clicks. CUPED (Deng, Xu, Kohavi and Walker,
 "Improving the sensitivity of online controlled experiments by utilizing pre-experiment data", WSDM 2013) subtracts from
 each user's value the prediction by the user's past. Both arms have the same past on average, so the difference stays
 unbiased and its interval becomes narrower.
@@ -22,7 +22,7 @@ CAPPED_ABOVE = 0.999
 
 @dataclass(frozen=True, slots=True)
 class ArmSums:
-    """Sums over an arm's users. y: a user's value in the experiment; x: the value before it, zero without a past."""
+    """Sums over an arm's users. y: a user's value in the experiment; x: the user's value before it, or zero."""
 
     users: int
     y: float
@@ -53,7 +53,7 @@ class ArmSums:
 class Difference:
     """An arm's mean value per user minus the control's.
 
-    variance_kept: the share that CUPED left. adjusted: the p-value after Holm's correction over its family.
+    variance_kept: the share of the variance that CUPED left. adjusted: the p-value after Holm's correction.
     """
 
     estimate: Estimate
@@ -94,9 +94,9 @@ def difference(
 def differences(
     metrics: Mapping[str, Mapping[str, ArmSums]], control: str, *, tuned_for: int = TUNED_FOR_USERS
 ) -> dict[tuple[str, str], Difference]:
-    """Return (metric, arm) -> difference from the control, as one family; metrics: metric -> arm -> sums.
+    """Return (metric, arm) -> difference from the control; `metrics` is metric -> arm -> sums.
 
-    Intervals cover all at once (Bonferroni); p-values are Holm's.
+    All differences are one family: the intervals hold together (Bonferroni), and p-values have Holm's correction.
     """
     pairs = [(metric, arm) for metric, arms in metrics.items() for arm in arms if arm != control]
     level = ALPHA / max(1, len(pairs))

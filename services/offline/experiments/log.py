@@ -1,8 +1,8 @@
-"""Exposures and interactions as two DuckDB tables: the archive's Parquet files, and the topics' newer records.
+"""Open exposures and interactions as two DuckDB tables, each from the archive's files and its topic's newer records.
 
 `exposures` has the columns of `archive.exposures.SCHEMA` from `user_key` on. `interactions` has user_key (the same
-pseudonym), item_id, type, value, event_time and exposure_id. Neither has undone interactions, or a forgotten user's
-records from before the forget.
+pseudonym), item_id, type, value, event_time and exposure_id. Neither table has
+undone interactions, or records of forgotten users from before they were forgotten.
 """
 
 from collections.abc import Iterator, Sequence

@@ -26,7 +26,7 @@ _Z = NormalDist().inv_cdf(0.975)
 class PolicyValue:
     """A reward per exposure and its 95 % interval over users.
 
-    effective_users: number of users of the other policy itself that would give the same information.
+    effective_users: the number of users under the other policy that would give as much information.
     """
 
     mean: float
@@ -52,9 +52,9 @@ def ips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.inte
 
 
 def snips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
-    """Estimate the weighted mean of rewards, per position for slates: slightly biased, of lower variance.
+    """Estimate by the weighted mean of rewards, for slates per position: slightly biased, but of lower variance.
 
-    The interval follows from the delta method. Arguments as `ips`.
+    The interval follows from the delta method. Arguments: see `ips`.
     """
     weights = _weights(rewards, logged, target, users)
     gained, totals = weights * rewards, weights.sum(0)
@@ -74,7 +74,7 @@ def doubly_robust(
     """Estimate by a reward model, corrected by the log: unbiased if the propensities are right.
 
     predicted, shaped as rewards: the model's reward of the logged item. expected (N,): the model's reward of the other
-    policy in that context. The model must not be trained on these exposures. Other arguments as `ips`.
+    policy in that context. The model must not be trained on these exposures. Other arguments: see `ips`.
     """
     weights = _weights(rewards, logged, target, users)
     values = expected + (weights * (rewards - predicted)).sum(1)
@@ -104,7 +104,7 @@ def _weights(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np
 
 
 def _effective(weights: Array, users: npt.NDArray[np.integer]) -> float:
-    """Return Kish's effective sample size, (sum w)^2 / sum w^2; w: a user's sum of exposures' mean weights."""
+    """Return Kish's effective sample size, (sum w)^2 / sum w^2; w sums the mean weights of a user's exposures."""
     per_user = _by_user(weights.mean(1), users)[0]
     squares = float(per_user @ per_user)
     return float(per_user.sum()) ** 2 / squares if squares else 0.0

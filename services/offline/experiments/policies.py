@@ -27,7 +27,7 @@ _REFUSED_BEYOND = 2.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """The arm for requests with this entry in their context; without a name: for all."""
+    """The arm for requests with this entry in their context, or, without a name, for all requests."""
 
     arm: str
     name: str = ""
@@ -36,9 +36,9 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """Rewards per answer. ran: of the policy that ran; other: of the other policy, by estimator.
+    """Rewards per answer. ran: that of the policy that ran; other: estimator -> that of the other policy.
 
-    positions: how many first positions of an answer count; None: all.
+    positions: the number of first positions of an answer that count; None means all.
     """
 
     answers: int
@@ -53,7 +53,7 @@ def of_arms(
 ) -> Estimates:
     """Estimate a policy that gives each request the arm of the first entry of `given` that fits its context.
 
-    Raises: NoSupport; InvalidRequest if the last entry does not fit all requests, or as `results`; PreconditionFailed.
+    Raises: NoSupport; InvalidRequest if the last entry does not fit all requests, or see `results`; PreconditionFailed.
     """
     if not given or given[-1].name:
         raise InvalidRequest.of("give", given[-1].arm if given else "nothing", "an arm for all other requests, as last")
@@ -89,7 +89,7 @@ def without_new_items(log: duckdb.DuckDBPyConnection, metric: Metric) -> Estimat
     """Estimate Recommend's answers without positions for new items, by the item-position model.
 
     Only answers of the most frequent length count, before the first position where no item could stay.
-    Raises: NoSupport; InvalidRequest as `results`.
+    Raises: NoSupport; InvalidRequest, see `results`.
     """
     check_metrics(log, [metric])
     log.execute(
@@ -137,7 +137,7 @@ def _estimates(
     *,
     positions: int | None,
 ) -> Estimates:
-    """cells, wanted: the reward model's cells of the shown items, and of those that the other policy shows."""
+    """Return the estimates. cells, wanted: reward model's cells of the items that the log and the other policy show."""
     if (num_users := len(np.unique(users))) < MIN_USERS:
         raise NoSupport(f"{num_users} users; allowed: {MIN_USERS} at least, below which intervals say nothing")
     for number, columns in enumerate(zip(logged.T, target.T, strict=True), 1):

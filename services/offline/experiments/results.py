@@ -1,9 +1,9 @@
 """An experiment's results from the log: users and counts by arm, differences from the control with their certainty.
 
 A user counts once the horizon after the first exposure is over, with all interactions within it, whatever was shown.
-Counts by surface, position or day go to the exposure that an interaction names, else to the user's newest exposure with
-the item within the window before. No difference is reported while the numbers of users contradict the arms' shares
-(`sample_ratio`).
+In counts by surface, position or day, an interaction belongs to the exposure that it names, else to the user's newest
+exposure with the item in the window before it. No difference is reported while the numbers of users contradict the
+arms' shares (`sample_ratio`).
 """
 
 import math
@@ -30,7 +30,7 @@ SPLITS = {
 }
 # An interaction without an exposure id belongs to an exposure of its item at most this long before it.
 WINDOW = timedelta(days=1)
-# A part of the exposures: "surface", or an entry of the request's context; and its value.
+# A part of the exposures: ("surface" or the name of an entry of the request's context, its value).
 Part = tuple[str, str]
 CONTEXT = "context."
 _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
@@ -40,8 +40,8 @@ _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
 class Metric:
     """A user's value: the number of a type's interactions, or the sum of their values.
 
-    margin: makes it a guardrail, the limit of an arm's difference as a share of the control's mean. A negative margin
-    limits a loss, a positive one a rise.
+    margin: makes the metric a guardrail. It limits an arm's difference, as a share of the control's mean. A negative
+    margin limits a loss, a positive margin a rise.
     """
 
     type: str
@@ -60,7 +60,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmCounts:
-    """An arm's users, those among them whose horizon is over (counted), exposures and shown items."""
+    """An arm's numbers of users, of users whose horizon is over (counted), of exposures and of shown items."""
 
     users: int
     counted: int
@@ -70,7 +70,7 @@ class ArmCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capped:
-    """Users above `limit`, whose value counts as the limit."""
+    """The number of users whose value is above `limit` and counts as the limit."""
 
     users: int
     limit: float
@@ -80,9 +80,10 @@ class Capped:
 class Results:
     """Results as of `until` (Unix milliseconds).
 
-    differences: (metric, arm) -> difference from the control; empty if the sample ratio is broken. broken: (metric,
-    arm) of guardrails whose whole interval is beyond the margin. preferred: for an interleaved experiment, in [-1, 1];
-    above zero, users prefer the second team.
+    differences: (metric, arm) -> difference from the control; empty if the sample ratio is broken
+    or the experiment is interleaved. broken: (metric,
+    arm) of guardrails whose whole interval is beyond the margin. preferred: only for an interleaved experiment, in
+    [-1, 1]; users prefer the second team if it is above zero.
     """
 
     experiment: str
@@ -214,7 +215,7 @@ def _unknown_exposures(log: duckdb.DuckDBPyConnection) -> int:
         "JOIN units USING (user_key) WHERE i.exposure_id <> '' GROUP BY i.exposure_id"
     )
     named = _one(log, "SELECT coalesce(sum(n), 0) FROM named")
-    # The join's hash table then has the named ids, not all exposures'.
+    # In this order the join's hash table has only the named ids, not those of all exposures.
     return named - _one(log, "SELECT coalesce(sum(n), 0) FROM exposures JOIN named USING (exposure_id)")
 
 

@@ -11,7 +11,7 @@ from math import exp, lgamma, log
 
 # The rate of false alarms, each of which stops an experiment.
 ALARM = 0.001
-# The mixture's weight on the shares, in users. This weight detects a share that is off by a few percent soonest.
+# The mixture's weight on the shares, in users. With this weight, a share that is off by a few percent is found soonest.
 _PRIOR_USERS = 1_000.0
 
 

@@ -12,8 +12,8 @@ from services.offline.evaluation.engine.intervals import Estimate
 
 ALPHA = 0.05
 MIN_USERS = 100
-# At this number of users the interval is narrowest, relative to that of a test of fixed size. At level .05
-# it is relatively 27 % wider at a tenth of the users, and 7 % wider at ten times as many.
+# At this number of users the interval is narrowest, relative to the interval of a test of fixed size. At level .05
+# the ratio is 27 % larger at a tenth of the users, and 7 % larger at ten times as many.
 TUNED_FOR_USERS = 10_000
 
 

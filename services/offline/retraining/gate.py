@@ -1,8 +1,8 @@
-"""Decide whether a new model may replace the serving one: both predict the events after a moment (decision 059).
+"""Decide whether a new model may replace the serving one, by predictions of the same later events (decision 059).
 
 Users unknown to a model get its popular items, as in serving.
 
-Letters: E events, B of them at a time, X items of the data.
+Letters: E events, B events at a time, X items of the data.
 """
 
 import time
@@ -23,9 +23,9 @@ from services.offline.training.sequences import Histories
 
 # Non-inferiority: the interval of the difference must lie above minus this share of the serving model's hit rate.
 MARGIN = 0.05
-# A stratum needs this many events; it rejects if the p-value (Holm) of its loss is below LEVEL.
+# A stratum needs this many events. It rejects the model if the p-value (Holm) of its loss is below LEVEL.
 MIN_EVENTS, LEVEL = 100, 0.05
-# Limit of the new model's processor time per event and bytes, relative to the serving one's.
+# Limit of the new model's processor time per event and of its bytes, relative to the serving model's.
 MAX_COST = 1.5
 _MAX_EVENTS = 6_000
 
@@ -45,9 +45,9 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Why the new model may not serve.
+    """The decision.
 
-    held_back: reasons, as sentences; empty if it may serve. Costs are ratios, new to serving.
+    held_back: sentences why the new model may not serve; empty if it may. Costs are ratios of new to serving.
     """
 
     compared: Sequence[Compared]
@@ -66,7 +66,7 @@ def judge(
     """Compare two bundles on up to 6,000 events from row `first` on, on which neither may have trained.
 
     The new model's event schema decides which events are positive and which items are seen.
-    Raises: ValueError if fewer than 100 of them can be predicted.
+    Raises: ValueError if fewer than 100 of these events can be predicted.
     """
     seen = data.seen(new.event_schema)
     data, first = data.select(seen), int(np.searchsorted(seen, first))

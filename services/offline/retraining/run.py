@@ -1,7 +1,7 @@
 """`freshet retrain`: train on the log up to a moment, evaluate on the events after it, install the model if it passes.
 
 The moment is `hours` before the newest event. The evaluated model itself is installed (decision 059). An interrupted
-run resumes from its checkpoint; a run with the data and settings of the last one does nothing.
+run resumes from its checkpoint; a run with the previous run's data and settings does nothing.
 """
 
 import json
@@ -49,7 +49,7 @@ def retrain(
 ) -> dict[str, Any]:
     """Train a bundle in `out`.held-back, evaluate it, and move it to `out` if it passes.
 
-    A previous bundle becomes `out`.before. settings: as `run_training` takes them; event schema, attributes and actions
+    A previous bundle becomes `out`.before. settings: arguments of `run_training`; event schema, attributes and actions
     default to the serving model's. Returns lineage, verdict, and whether anything was done.
     Raises: ValueError for data without times, `hours` that leave no events to train on, too few events to evaluate
     on, or a serving model that has trained on the evaluation events; BundleError for an unusable bundle.

@@ -32,8 +32,8 @@ def save_bundle(
     events_yaml: bytes | None = None,
     attributes: pa.Table | None = None,
 ) -> Bundle:
-    """Write the trained model as a bundle. `interactions`: its training data; an item without an event there gets a new
-    item's state.
+    """Write the trained model as a bundle. `interactions`: its training data; items without an event in it get the
+    state of new items.
     """
     model = report.model
     counts = interactions.item_counts()

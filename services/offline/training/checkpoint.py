@@ -1,7 +1,7 @@
 """Training state on disk: tensors in safetensors, everything else in JSON.
 
-A checkpoint is one directory, written under another name and renamed. A training with another configuration or other
-data rejects it.
+A checkpoint is one directory, written under a temporary name and renamed. A training with another configuration or
+other data rejects it.
 """
 
 import json
@@ -33,7 +33,7 @@ class Progress:
     part_seconds: dict[str, float] = field(default_factory=dict)
     epoch_losses: list[float] = field(default_factory=list)
     cpu_seconds: float = 0.0
-    # Per finished epoch: processor seconds so far, and the validation score, if any.
+    # Both lists have an entry per finished epoch: processor seconds so far, and any validation score.
     epoch_cpu_seconds: list[float] = field(default_factory=list)
     valid_scores: list[float] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ def save(
 ) -> None:
     """Write a checkpoint and remove older ones.
 
-    `identity`: configuration and data fingerprint. `best_weights`: those of the best epoch on validation, if any.
+    `identity`: configuration and data fingerprint. `best_weights`: weights of the best epoch on validation, if any.
     """
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
@@ -91,7 +91,7 @@ def load(
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]] | None:
     """Restore the newest checkpoint, if any; return progress, the generators' states and the best weights so far.
 
-    Raises: ValueError for another format, or another configuration or data (naming the first differing field).
+    Raises: ValueError if the format differs, or naming the first field of configuration or data that differs.
     """
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
     if not found:

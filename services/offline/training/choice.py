@@ -1,8 +1,8 @@
-"""Choose the head to train: short trainings of each candidate, evaluated on each user's last training event.
+"""Choose the head by short trainings of each candidate, evaluated on each user's last training event.
 
 Candidates get equal processor time, because a position costs a mixture several times as much as a dot product. Item
-neighbours are included, so that a head gets no credit for hits that they find anyway. The cheapest head to serve is
-chosen of those that the best one does not beat significantly.
+neighbours are included, so that a head gets no credit for hits that neighbours find anyway. Of the heads that are not
+significantly worse than the best, the cheapest to serve is chosen.
 
 Letters: E validation events.
 """
@@ -25,8 +25,8 @@ from services.offline.training.loop import train
 from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
 from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head
 
-# A candidate's share of the full training's epochs. In a short training a third ranks the heads as the whole does; in a
-# long one the mixture improves later (docs/benchmarks/quality.md).
+# A candidate's share of the full training's epochs. In a short training a third ranks the heads as all epochs do; in a
+# long training the mixture improves later (docs/benchmarks/quality.md).
 _SHARE = 1 / 3
 _EVENTS = 4_000
 _METRIC = "ndcg@10"
@@ -38,7 +38,7 @@ _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 class Choice:
     """The chosen candidate; `config` has the epochs that fill the mixture's processor time.
 
-    `ndcg_at_10`: of every candidate, on validation. `lead`: NDCG@10 of the best mixture minus that of the best dot
+    `ndcg_at_10`: every candidate's validation score. `lead`: NDCG@10 of the best mixture minus that of the best dot
     product, with an interval over users.
     """
 
@@ -62,7 +62,7 @@ def candidates(config: TrainConfig) -> dict[str, TrainConfig]:
 
 
 def microseconds_per_position(config: TrainConfig, interactions: Interactions, device: str = "cpu") -> float:
-    """Return the processor time per position of a training's first batches, all threads."""
+    """Return the processor time of all threads per position, measured on a training's first batches."""
     users = int(np.count_nonzero(interactions.user_counts()))
     batches = math.ceil(_MEASURED_POSITIONS * users / len(interactions) / config.batch_sequences)
     marks = [(time.process_time(), 0)]
@@ -88,9 +88,9 @@ def choose(
 ) -> Choice:
     """Train every option on all but each user's last event, and rank those events as served.
 
-    The mixture that costs most trains for a third of its epochs, every other option in the same processor time, by
+    The most expensive mixture trains for a third of its epochs. Every other option gets the same processor time, by
     `cost` (microseconds per position).
-    Raises: ValueError if no user has three events of which the last counts.
+    Raises: ValueError if no user has three events with a positive last one.
     """
     parts = leave_one_out_split(interactions)
     last = counting(interactions, parts.test_rows, schema)
@@ -141,7 +141,7 @@ def choose(
 def _cheapest_of_the_best(
     options: Mapping[str, TrainConfig], found: Mapping[str, npt.NDArray[np.float64]]
 ) -> tuple[str, str]:
-    """Return the cheapest option to serve of those that the best does not beat significantly, and the reason."""
+    """Return, of the options that are not significantly worse than the best, the cheapest to serve, and the reason."""
     best = max(options, key=lambda name: found[name].mean())
     # A wide dot product has the mixture's bytes, but no gate to compute.
     order = sorted(
@@ -166,7 +166,7 @@ def _at_least_one(epochs: float) -> int:
 
 
 def _served_gains(ranks: Mapping[float, Ranks]) -> npt.NDArray[np.float64]:
-    """Gains (E,) of each half of the events, with the neighbours' share that is best on the other half."""
+    """Return gains (E,); each half of the events uses the neighbours' share that is best on the other half."""
     by_share = gains(np.stack(list(ranks.values())), _METRIC)
     is_odd = np.arange(by_share.shape[1]) % 2 == 1
     served: npt.NDArray[np.float64] = by_share[0].copy()

@@ -1,4 +1,4 @@
-"""A model's scores of held-out events, each from the state just before it.
+"""Score held-out events with a model, from the state just before each event.
 
 Letters: B events at a time, X items.
 """

@@ -45,7 +45,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """The largest absolute difference to PyTorch over `histories_checked` histories, and the files' locations."""
+    """The largest absolute difference from PyTorch over `histories_checked` histories, and the files' locations."""
 
     bundle: Bundle
     max_error: float
@@ -64,7 +64,7 @@ def export_bundle(
     bundle = load_bundle(bundle_dir)
     sources = _server_files(template)
     if interactions is not None and interactions.item_ids != bundle.item_ids:
-        # Other items are useless for the check.
+        # Histories of other items are useless for the check.
         interactions = None
     if interactions is not None and bundle.encoder.actions:
         interactions, _ = interactions.with_actions(bundle.event_schema, bundle.encoder.actions)
@@ -169,7 +169,7 @@ def _histories(bundle: Bundle, interactions: Interactions | None, count: int = 6
 
 
 def _lengths_and_positions(inputs: Arrays) -> list[Arrays]:
-    """The histories as one batch, as a single row, cut to one event, and with all positions wanted."""
+    """Return the histories as one batch, as a single row, cut to one event, and with all positions requested."""
     length = inputs["item_index"].shape[1]
     every = {**inputs, "position": np.tile(np.arange(length), (len(inputs["item_index"]), 1))}
     full_row = {name: array[-1:] for name, array in every.items()}

@@ -65,7 +65,7 @@ def training_progress(console: Console | None, num_epochs: int) -> Iterator[Prog
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitSplit:
-    """The training data, and the rows of `whole` to predict (none: no evaluation)."""
+    """The training data, and the rows of `whole` to predict; without rows nothing is evaluated."""
 
     train: Interactions
     whole: Interactions
@@ -104,7 +104,7 @@ def fit_split(interactions: Interactions, split: str, schema: EventSchema, *, ma
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A trained model and its measurements; taken: its training data without rejections."""
+    """A trained model and its measurements. taken: the training data without rejections."""
 
     report: TrainReport
     taken: Interactions
@@ -169,9 +169,9 @@ def _neighbours(
     taken: Interactions,
     say: Callable[[str], None],
 ) -> ItemNeighbours | None:
-    """Neighbours learnt from `taken`; None if `kept` is empty or the model's share is 1.
+    """Return neighbours learnt from `taken`; None if `kept` is empty or the model's share is 1.
 
-    The share is the best one on the events in `kept`, for neighbours learnt from `learnt`, which excludes them.
+    The share is the best on the events `kept`, with neighbours learnt from `learnt`, which excludes these events.
     """
     if not len(kept):
         return None
@@ -186,7 +186,7 @@ def _neighbours(
 def _metrics(
     report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, taken: Interactions
 ) -> dict[str, Any]:
-    """Metrics by scorer; empty without test events. Baselines are trained on `taken`."""
+    """Return metrics by scorer; empty without test events. Baselines are trained on `taken`."""
     if not len(divided.test_rows):
         return {}
     model = ModelScorer(report.model, report.user_index)

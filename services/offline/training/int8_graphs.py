@@ -1,8 +1,8 @@
-"""Both encoders of a text bundle in int8, for processors that multiply bytes (VNNI; decision 022).
+"""Write both encoders of a text bundle in int8, for processors that multiply bytes (VNNI; decision 022).
 
 Dynamic quantization takes the activations' range from each call, so a query is encoded alone. Weights have 7 bits, so
 that the sum of two byte products fits into 16 bits and every processor computes the same graph. A graph whose outputs
-differ from the float32 one's is omitted.
+differ from the float32 graph's is omitted.
 """
 
 import tempfile
@@ -39,7 +39,7 @@ _COMPARED, _COMPARED_LAYERS = 64, 8
 def add_int8_graphs(path: Path | str) -> TextBundle:
     """Add int8 graphs to a sealed text bundle; its version does not change.
 
-    They are `int8/shared.onnx` if the two encoders have layers in common, else `int8/<part>.onnx`. The metric
+    If the two encoders share layers, the file is `int8/shared.onnx`, else `int8/<part>.onnx`. The metric
     "int8_cosine" is each part's cosine to float32; a part below `LEAST_COSINE` is omitted.
     Raises: BundleError if `path` is no text bundle; ExportError if a package is missing or a graph cannot be read.
     """
@@ -61,7 +61,7 @@ def add_int8_graphs(path: Path | str) -> TextBundle:
 
 
 def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] | None:
-    """One int8 graph for both parts, with each part's cosine to float32; None if they share no layer."""
+    """Return one int8 graph for both parts, with each part's cosine to float32; None if they share no layer."""
     if set(bundle.parts) != set(_GRAPHS) or bundle.phrases.max_tokens != bundle.text_mol.max_tokens:
         return None
     batches = [_feeds(bundle, part=PHRASES, text=text) for text in ("", *bundle.texts[:_COMPARED_LAYERS])]
@@ -74,7 +74,7 @@ def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] |
 
 
 def write_int8(graph: Path, path: Path) -> None:
-    """Write `graph` with weight matrices in int8, except the first one that narrows, which follows a GELU.
+    """Write `graph` with weight matrices in int8, except the first narrowing matrix, which follows a GELU.
 
     Raises: ExportError if a package is missing or the graph cannot be read.
     """
@@ -105,7 +105,7 @@ def write_int8(graph: Path, path: Path) -> None:
                 nodes_to_exclude=narrowing[:1],
                 extra_options={"MatMulConstBOnly": True},
             )
-    except Exception as exc:  # neither library has one base class
+    except Exception as exc:  # neither library has a common base class of errors
         raise ExportError(f"{graph} cannot be written in int8: {exc}") from exc
 
 
@@ -118,7 +118,7 @@ def mean_cosine(bundle: TextBundle, part: str, other: Path, *, output: str | Non
 
 
 def _outputs(bundle: TextBundle, part: str, graph: Path, output: str | None) -> FloatArray:
-    """Outputs (rows, width) of a graph on the first documents."""
+    """Return outputs (rows, width) of a graph on the first documents."""
     run = session(graph)
     known = {each.name for each in run.get_inputs()}
     found = []
@@ -162,11 +162,11 @@ def write_shared(wide: tuple[str, Path], narrow: tuple[str, Path], path: Path, b
 
 
 def _deepest_common(models: Sequence["ModelProto"], batches: Sequence[Feeds]) -> tuple[str, str] | None:
-    """Return the last layer norm's output name in each graph at which their rows are equal; None if no layer's are."""
+    """Return each graph's output name of the last layer norm whose rows are equal in both; None if there is none."""
     norms = [[node.output[0] for node in model.graph.node if node.op_type == "LayerNormalization"] for model in models]
     found = [_values(model, names, batches) for model, names in zip(models, norms, strict=True)]
     deepest = None
-    # The first layer norm is the embeddings'.
+    # The first layer norm follows the embeddings.
     for number, names in enumerate(zip(norms[0], norms[1], strict=False)):
         for feeds, wide, narrow in zip(batches, *found, strict=True):
             rows = wide[number][:, : feeds["input_ids"].shape[1]]
@@ -185,13 +185,13 @@ def _values(model: "ModelProto", names: Sequence[str], batches: Sequence[Feeds])
     there = {output.name for output in probe.graph.output}
     probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names if name not in there)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns of outputs without a type
+    options.log_severity_level = 3  # hides warnings about outputs without a type
     run = onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return [run.run(list(names), dict(feeds)) for feeds in batches] if names else [[] for _ in batches]
 
 
 def _joined(wide: "ModelProto", narrow: "ModelProto", common: tuple[str, str], names: tuple[str, str]) -> "ModelProto":
-    """`wide` with the nodes of `narrow` above `common`, which read its first T rows."""
+    """Return `wide` with the nodes of `narrow` above `common`; these read its first T rows."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -243,7 +243,7 @@ def _joined(wide: "ModelProto", narrow: "ModelProto", common: tuple[str, str], n
 
 
 def _above(model: "ModelProto", cut: str) -> list["NodeProto"]:
-    """The nodes that the first output needs and `cut` does not, in the graph's order."""
+    """Return the nodes that the first output needs besides those that compute `cut`, in the graph's order."""
     maker = {value: number for number, node in enumerate(model.graph.node) for value in node.output}
     needed: set[int] = set()
     open_values = [model.graph.output[0].name]

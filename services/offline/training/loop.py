@@ -1,7 +1,7 @@
-"""The training loop: seeded, resumable to the bit, and timed by part.
+"""The training loop. It is seeded, resumes with identical bits, and times each part.
 
-The backward pass is cut at the encoder's output, to time encoder and head apart. All randomness comes from the
-configuration's seed and is in checkpoints.
+The backward pass is split at the encoder's output, to time encoder and head separately. All randomness comes from the
+configuration's seed, and checkpoints store its state.
 
 Letters: N positions of a batch, D encoder width.
 """
@@ -32,7 +32,7 @@ PARTS = ("data", "encoder", "mol", "optimizer")
 _SECONDS_BETWEEN_CHECKPOINTS = 30.0
 # The second moment adapts within tens of steps: a run of `quick` has some thousand.
 _BETAS = (0.9, 0.98)
-# Factor of the absence rows' learning rate: few positions follow an absence.
+# Factor of the absence rows' learning rate; it is high because few positions follow an absence.
 _ABSENCE_RATE = 5.0
 
 
@@ -93,7 +93,7 @@ def train(
 
     Checkpoints go to `out`. `resume` continues from the newest one, with the same bits as without interruption (same
     threads and machine). `stop_after_batches` ends early, with a checkpoint. `validate` evaluates every epoch, outside
-    the counted seconds, and the report's model is the best one. `build` makes the model, from the arguments of
+    the counted seconds, and the report has the best epoch's model. `build` makes the model from the arguments of
     `SequentialModel`.
     Raises: ValueError if no user has two events, or if a checkpoint belongs to another configuration or data.
     """
@@ -106,7 +106,7 @@ def train(
 
 
 def dense_users(config: TrainConfig, interactions: Interactions) -> IntArray | None:
-    """Return user code -> dense index of users with training events, -1 for others (U,); None without user-id
+    """Return each user's dense index (U,), -1 for users without training events; None without user-id
     component.
     """
     if not config.encoder.uses_user_index:
@@ -315,12 +315,12 @@ class _Run:
 class WholeBatches(torch.nn.Module):
     """The encoder as two CUDA graphs, forward and backward, for full batches padded to the longest history.
 
-    Without graphs, the operations of an ML-1M step took 40 ms on a host and 10 ms on its H200.
+    Without graphs, a host needed 40 ms to launch the operations of an ML-1M step that took 10 ms on its H200.
     """
 
     def __init__(self, model: SequentialModel) -> None:
         super().__init__()
-        self._encoder, self._model = model.encoder, [model]  # in a list: its parameters are not this module's
+        self._encoder, self._model = model.encoder, [model]  # the list hides its parameters from this module
 
     @classmethod
     def of(cls, model: SequentialModel, config: TrainConfig) -> "WholeBatches":
@@ -335,7 +335,7 @@ class WholeBatches(torch.nn.Module):
         return encoded
 
     def encode(self, items: Tensor, times: Tensor) -> Tensor:
-        """As `SequentialModel.encode`."""
+        """Do what `SequentialModel.encode` does."""
         length = items.shape[1]
         missing = self._model[0].encoder_shape.max_history - length
         items, times = functional.pad(items, (0, missing), value=PADDING), functional.pad(times, (0, missing))
@@ -344,7 +344,7 @@ class WholeBatches(torch.nn.Module):
 
 
 def rate_factor(config: TrainConfig, done: float) -> float:
-    """Return the learning rate's factor after a share `done`: linear warm-up, then half a cosine."""
+    """Return the learning rate's factor after a share `done` of the training: linear warm-up, then half a cosine."""
     if done < config.warmup_fraction:
         return max(done / config.warmup_fraction, 1e-3)
     falling = (done - config.warmup_fraction) / max(1.0 - config.warmup_fraction, 1e-9)

@@ -1,4 +1,4 @@
-"""The training loss of one batch: a ranking loss, mutual information over the positives, size of user components.
+"""The training loss of one batch: ranking loss, mutual information over the positives, and size of user components.
 
 A group of positions drawn from the whole batch shares negatives, so scoring is matrix products over tiles that stay in
 the cache.
@@ -25,8 +25,8 @@ from services.offline.training.mol_sampled_softmax import (
 )
 from services.offline.training.presets import TrainConfig
 
-# Positions times negatives of a tile, which is one group unless the configuration divides it. Measured on two EPYC
-# cores, P = 8, G = 64: 8k pairs 11.4, 16k 10.2, 4k 13.4 microseconds per position; larger tiles exceed the cache. The
+# Positions times negatives of a tile, which is one group unless the configuration divides it. Two EPYC cores took 13.4,
+# 11.4 and 10.2 microseconds per position with 4k, 8k and 16k pairs (P = 8, G = 64); larger tiles exceed the cache. The
 # groups are part of the objective, so they are the same on a GPU.
 _PAIRS_PER_TILE = 16384
 
@@ -51,8 +51,8 @@ def batch_loss(
 ) -> Loss:
     """Return the loss of encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items.
 
-    `generator` draws items. buckets (N,): bucket of the absence between each state's last event and its target; None:
-    the model has none.
+    `generator` draws items. buckets (N,): bucket of the absence between each state's last event and its target;
+    None if the model has no absences.
     """
     query, gate = model.query_states(encoded, users, buckets)
     group_size = max(16, _PAIRS_PER_TILE // (config.num_negatives * config.groups_per_tile))
@@ -66,7 +66,7 @@ def batch_loss(
     items, target_rows, negative_rows = _distinct(model.num_items, targets, drawn)
     embedded = model.item_rows if items is None else model.item_embedding(items)
     negatives = Negatives(negative_rows, target_rows, group_size)
-    # log Q, the probability of being drawn, equal for all items.
+    # log Q, where Q is the probability of being drawn, equal for all items.
     correction = log_q_correction(model.num_items, config.num_negatives) if config.loss == "corrected-softmax" else 0.0
     if isinstance(model.head, MolHead):
         assert gate is not None
@@ -75,7 +75,7 @@ def batch_loss(
 
 
 def _distinct(num_items: int, targets: Tensor, drawn: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The step's distinct items, None for the whole catalogue, and rows of targets and negatives among them."""
+    """Return the step's distinct items (None for the whole catalogue), and their rows for targets and negatives."""
     if targets.numel() + drawn.numel() >= num_items:
         return None, targets, drawn
     items, rows = torch.unique(torch.cat([targets, drawn.flatten()]), return_inverse=True)
@@ -118,7 +118,7 @@ def _mixture_loss(
 def mutual_information(weights: Tensor) -> Tensor:
     """Return -H(p) + H(p | q, x) of pair weights (N, P), equation 3.
 
-    It is low if all pairs are used equally and each row uses few.
+    It is low if the batch uses all pairs equally and each row uses few pairs.
     """
     mean = weights.mean(dim=0)
     return torch.xlogy(mean, mean).sum() - torch.xlogy(weights, weights.clamp(min=1e-9)).sum(dim=1).mean()
@@ -160,10 +160,10 @@ class _SampledSoftmax(torch.autograd.Function):
 
 
 class _FullSoftmax(torch.autograd.Function):
-    """Sum of -log softmax of each target over all X items, loss and gradients in one pass over tiles of positions.
+    """The sum of -log softmax of each target over all X items; one pass over tiles computes loss and gradients.
 
-    Memory: one tile. A tile of 2^20 logits is the fastest on one Xeon core at X = 12,101, D = 50: 135 microseconds per
-    position, 2^22 (out of the cache) 173.
+    Memory: one tile. A tile of 2^20 logits is the fastest on one Xeon core at X = 12,101, D = 50, with 135 microseconds
+    per position; 2^22 logits exceed the cache and take 173.
     """
 
     @staticmethod

@@ -1,8 +1,8 @@
 """A loss over sampled negatives' mixture-of-logits scores.
 
 On a CPU, in float32, a kernel computes loss and gradients without storing anything of size N * K * G (`mol_gradients`).
-Elsewhere autograd does, with about 2 G + 5 P floats of each of the N K pairs in memory: 5.5 GB for a batch of preset
-ml-1m.
+Elsewhere autograd computes them, with about 2 G + 5 P floats in memory for each of the N K pairs: 5.5 GB for a batch
+of preset ml-1m.
 
 Letters: N positions, R positions per group, g groups, K negatives, M items, P_q, P_x components, P = P_q * P_x, d
 component width, G gate hidden width.
@@ -28,7 +28,7 @@ class States(NamedTuple):
 
 
 class GateWeights(NamedTuple):
-    """The pair network W2 SiLU(W1 c + b1) + b2: (G, P), (G,), (P, G), (P,)."""
+    """W1 (G, P), b1 (G,), W2 (P, G) and b2 (P,) of the pair network W2 SiLU(W1 c + b1) + b2."""
 
     hidden_weight: Tensor
     hidden_bias: Tensor
@@ -69,7 +69,7 @@ def mol_sampled_softmax(
     `pair_dropout`; the rest are rescaled. Both use PyTorch's global generator.
     backward_negatives: about how many negatives of a position get a gradient; 0: all. A gradient v is used with
     probability q = min(1, backward_negatives |v| / sum |v|) and divided by q, so the estimate is unbiased. Only the
-    CPU's kernel does so.
+    CPU kernel samples gradients.
     Cost: O(N K P (d + G)) time.
     Raises: ValueError if the groups don't cover the positions.
     """
@@ -127,7 +127,7 @@ def _logits(
     gate_dropout: float,
     pair_dropout: float,
 ) -> Tensor:
-    """Logits (g R, K) of the positions, padded to whole groups, with their group's negatives."""
+    """Return logits (g R, K) of the positions, padded to whole groups, with their group's negatives."""
     groups, size = len(negatives.rows), negatives.group_size
     missing = groups * size - len(queries.gate)
     query = functional.pad(queries.components, (0, 0, 0, 0, 0, missing))

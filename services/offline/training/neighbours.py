@@ -1,6 +1,6 @@
 """Item neighbours from training sequences, and their share of a score: 0 if they do not help (decision 039).
 
-The cost is linear in events: seconds, compared with minutes for a model.
+The cost is linear in events: seconds, where a model takes minutes.
 
 Letters: X items, N neighbours of an item, B events.
 """
@@ -29,9 +29,9 @@ _DISTANCE_POWER = 0.5
 _EARLIER = 0.5
 _COUNT_POWER = 0.25
 _SHAPE = NeighbourShape(num_neighbours=64, decay=0.7, model_share=1.0)
-# Candidates of the model's share; .95 is a long-trained dot product's.
+# Candidates of the model's share; a long-trained dot product gets .95.
 MODEL_SHARES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
-# The share is chosen on users' last events. Training excludes these, so they are few.
+# The share is chosen on users' last events. They are few, because training excludes them.
 _MAX_EVENTS, _MAX_SHARE, _MIN_EVENTS = 2_000, 0.01, 100
 _BLOCK_PAIRS = 1 << 23
 
@@ -49,7 +49,7 @@ def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
     counts = interactions.item_counts()
     scale = (np.maximum(counts, 1) ** -_COUNT_POWER).astype(np.float32)
     items, weights = np.zeros((num_items, size), np.int32), np.zeros((num_items, size), np.float32)
-    # Blocks of items whose pairs fit.
+    # Each block has items whose pairs fit into memory.
     places, ends = np.argsort(histories.items, kind="stable"), np.cumsum(counts)
     blocks = np.flatnonzero(np.diff(ends * 2 * _MAX_DISTANCE // _BLOCK_PAIRS, prepend=0)).tolist()
     for begin, end in pairwise([0, *(block for block in blocks if block), num_items]):
@@ -94,7 +94,7 @@ def votes_before(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithNeighbours:
-    """Scores as served: a model's, and the votes of the items before each event."""
+    """Scores as served: the model's scores, and the votes of the items before each event."""
 
     model: EventScorer
     neighbours: ItemNeighbours
@@ -106,8 +106,8 @@ class WithNeighbours:
 
 
 def choosing_rows(interactions: Interactions, schema: EventSchema) -> IntArray:
-    """Return rows that choose the model's share: last events that count, of users with three or more and of items in
-    other rows; empty if there are too few.
+    """Return rows that choose the model's share: last positive events, of users with three or more events and of items
+    with other events; empty if there are too few.
     """
     rows, offsets = interactions.by_user()
     last = counting(interactions, np.sort(rows[offsets[1:][np.diff(offsets) >= 3] - 1]), schema)
@@ -129,7 +129,7 @@ def ranks_by_share(
 ) -> dict[float, Ranks]:
     """Return 0-based ranks (E,) by model's share.
 
-    rows: of events outside the training data of model and neighbours. Raises: as `held_out_batches`.
+    rows: events outside the training data of model and neighbours. Raises: the errors of `held_out_batches`.
     """
     found: dict[float, list[Ranks]] = {share: [] for share in MODEL_SHARES}
     for batch in held_out_batches(interactions, rows):

@@ -25,7 +25,7 @@ _USERS_PER_BATCH = 64
 # The operator's default m: an item with this many contributors must be found.
 _EARLY = 3
 _LATER = 4
-# With fewer items the ratio is too uncertain.
+# With fewer items the measured ratio is too uncertain.
 _FEWEST_ITEMS = 20
 # Below this the model is poorly trained: it scores its own items no better than others. Without a measurement the
 # length is a half (policy.NEW_ITEM_SHARE).
@@ -62,7 +62,7 @@ def measure_new_item_length(model: SequentialModel, interactions: Interactions) 
 
 @torch.no_grad()
 def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntArray, QueryStates]:
-    """Users (n,) and items (n,) of distinct interactions, and the states before them (n, P_q, d)."""
+    """Return users (n,) and items (n,) of distinct interactions, and the states before these (n, P_q, d)."""
     rng = np.random.default_rng(0)
     shape, head = model.encoder_shape, model.head_shape
     device = model.item_embedding.weight.device
@@ -98,7 +98,9 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
 
 
 def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """For each of k items that four users took: three interactions (k, 3), up to four others (q,), their item (q,)."""
+    """Return, for k items that four users took, three interactions each (k, 3), up to four more (q,), and the rows of
+    their items among the k (q,).
+    """
     shuffled = np.random.default_rng(1).permutation(len(users))
     order = shuffled[np.argsort(items[shuffled], kind="stable")]
     _, starts, counts = np.unique(items[order], return_index=True, return_counts=True)

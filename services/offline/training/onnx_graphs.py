@@ -33,7 +33,7 @@ def write_graph(
     inputs: list[str],
     outputs: list[str],
 ) -> None:
-    """Export with the dynamo exporter, weights included.
+    """Export with the dynamo exporter, with the weights.
 
     sample, dynamic: example arguments by name, and their dynamic axes; inputs, outputs: names in the graph's order.
     Raises: ExportError if a package is missing.
@@ -68,7 +68,7 @@ def session(path: Path) -> Any:
 
 
 def refuse_difference(name: str, difference: float) -> None:
-    """Refuse a difference above TOLERANCE. Raises: ExportError."""
+    """Raises: ExportError for a difference above TOLERANCE."""
     if not difference <= TOLERANCE:
         raise ExportError(f"{name} differs from PyTorch by {difference:.3g}; allowed: {TOLERANCE:g}")
 
@@ -104,7 +104,7 @@ def export_text_encoder(
 ) -> float:
     """Write a text encoder's graph; compare it on all queries, one alone, empty ones, and one that is cut.
 
-    Returns the largest difference. Raises: ValueError without queries; ExportError if they differ.
+    Returns the largest difference. Raises: ValueError without queries; ExportError if outputs differ.
     """
     if not queries:
         raise ValueError("0 queries; allowed: at least 1, to check the export on")
@@ -118,7 +118,7 @@ def export_text_encoder(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress deprecation warnings, progress and advice."""
+    """Suppress the exporter's deprecation warnings, progress and advice."""
     levels = [(logger, logger.level) for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", None))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Named training configurations: `quick` for two cores and a few minutes, and the authors' three."""
+"""Named training configurations: `quick` for a few minutes on two cores, and the three of the authors."""
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,7 +14,7 @@ LOSSES = ("sampled-softmax", "corrected-softmax", "full-softmax")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SasRecSettings:
-    """Settings of `with_sasrec` where the authors' SASRec differs from their HSTU."""
+    """The settings in which the authors' SASRec differs from their HSTU, for `with_sasrec`."""
 
     num_blocks: int
     num_heads: int
@@ -48,11 +48,11 @@ class TrainConfig:
     # Factors of `learning_rate`, for the head's projections and for its gate.
     head_rate: float = 1.0
     gate_rate: float = 1.0
-    # 0: a mixture's query component p starts as item component p mod P_x; else all start as one map plus this noise.
+    # If 0, a mixture's query component p starts as item component p mod P_x; else all start as one map plus this noise.
     start_noise: float = 0.0
-    # So that small data is not undertrained.
+    # Small data gets more epochs, to train on this many positions.
     default_min_positions: int = 0
-    # Read if the data have times; None: never.
+    # Used if the data have times; None disables absences.
     absence: AbsenceShape | None = None
     # Settings that the baselines change.
     sasrec: SasRecSettings | None = None
@@ -86,7 +86,7 @@ class TrainConfig:
 
 
 def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfig:
-    """Return a named configuration. Raises: ValueError naming the known ones."""
+    """Return a named configuration. Raises: ValueError naming the known names."""
     if name not in PRESETS:
         raise ValueError(f"preset={name!r}; allowed: {', '.join(PRESETS)}")
     config = PRESETS[name]
@@ -94,7 +94,7 @@ def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfi
 
 
 def default_epochs(config: TrainConfig, positions_per_epoch: int) -> int:
-    """Return the preset's epochs, or more on small data (at most 10x)."""
+    """Return the preset's epochs, or up to ten times as many for small data."""
     wanted = -(-config.default_min_positions // max(1, positions_per_epoch))
     return min(max(config.epochs, wanted), 10 * config.epochs)
 
@@ -119,7 +119,7 @@ def with_dot_head(config: TrainConfig) -> TrainConfig:
 
 
 def with_wide_dot_head(config: TrainConfig) -> TrainConfig:
-    """Return the same training with a dot product whose item states have the mixture's bytes, and its query network."""
+    """Return the same training with a dot product that has the mixture's networks and bytes per item state."""
     mixture, narrow = config.head, with_dot_head(config)
     width = mixture.num_item_components * mixture.component_width + mixture.num_pairs
     head = replace(
@@ -129,7 +129,7 @@ def with_wide_dot_head(config: TrainConfig) -> TrainConfig:
 
 
 def with_sasrec(config: TrainConfig) -> TrainConfig:
-    """Return the same training with SASRec, by the authors' depth, heads and weight decay if known."""
+    """Return the same training with SASRec, with the authors' depth, heads and weight decay if known."""
     encoder = replace(config.encoder, kind="sasrec", num_time_buckets=0)
     theirs = config.sasrec
     if theirs is None:
@@ -176,7 +176,7 @@ _QUICK = TrainConfig(
     absence=AbsenceShape(),
 )
 
-# The authors', checked value by value in tests/golden; docs/decisions/024 lists the differences.
+# The authors' configuration. tests/golden checks every value; docs/decisions/024 lists the differences.
 _ML_1M = TrainConfig(
     encoder=EncoderShape(
         kind="hstu",

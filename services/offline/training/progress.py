@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-# Stage, done and total in the stage's units, and the loss, NaN outside the training.
+# Called with stage, done and total in the stage's units, and loss, which is NaN outside training.
 Progress = Callable[[str, int, int, float], None]
 
 

@@ -1,4 +1,4 @@
-"""The whole training job of `freshet train`: data, split, training, evaluation, bundle, export."""
+"""Run the training job of `freshet train`: load data, split, train, evaluate, write the bundle and export."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ from services.offline.training.sequences import Histories
 
 
 def show_report(console: Console, report: Mapping[str, Any]) -> None:
-    """Print speed, time by part, memory, and quality next to popularity and item-kNN."""
+    """Print speed, time by part, memory, and quality beside that of popularity and item-kNN."""
     shares = ", ".join(f"{part} {share:.0%}" for part, share in report["part_shares"].items())
     console.print(
         f"{report['positions']:,} positions in {report['seconds']:.1f} s: "
@@ -124,7 +124,7 @@ def run_training(
     """Train a preset and write its bundle to `out`; return a report of plain values.
 
     `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file with the meaning of event
-    types; None: the default, adapted to the scales of the data's values. `table`: how to read a table or the file of
+    types; by default the standard one, adapted to the data's value scales. `table`: how to read a table or the file of
     items. `actions`: the encoder reads each event's action. Checkpoints are next to `out` until the bundle is written.
     Raises: ValueError for unknown names or unusable data; before training, OSError if `out` cannot be written, or
     exists and is not a bundle; ExportError.
@@ -195,7 +195,7 @@ def run_training(
 def _accepted(
     reading: Reading, schema: EventSchema, actions: bool, say: Callable[[str], None]
 ) -> tuple[Interactions, list[str], dict[str, Any]]:
-    """The training data, its actions' names (none without `actions`), and the account of the rows."""
+    """Return the training data, its actions' names (none without `actions`), and the account of the rows."""
     for line in reading.summary:
         say(line)
     given, names = reading.accepted(for_training=True), list[str]()
@@ -220,7 +220,7 @@ def _chosen(
     *,
     resume: bool,
 ) -> tuple[TrainConfig, Choice | None]:
-    """The configuration with the chosen head; if training resumes, the checkpoint's."""
+    """Return the configuration with the chosen head, or the checkpoint's if training resumes."""
     begun = _begun(candidates(config), checkpoints) if resume else None
     if begun is not None:
         return begun, None

@@ -1,4 +1,4 @@
-"""Equal seeds give equal results, on one machine and one number of threads."""
+"""Make equal seeds give equal results, on one machine and with one number of threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import torch
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     """Seed PyTorch's generators for a block, and restore the caller's.
 
-    On the CPU it also fixes the order of additions: otherwise two threads add gradients of embeddings in the order of
+    On the CPU it also fixes the order of additions: threads would else add embeddings' gradients in the order of
     arrival. On CUDA some operators have no deterministic form.
     """
     mode: Any = torch.utils.deterministic

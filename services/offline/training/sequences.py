@@ -1,8 +1,8 @@
 """Histories as training batches, with little padding.
 
 Each epoch cuts histories into windows on the grid of the window rule (multiples of max_history / 4, at a new offset
-per epoch); each event but a user's first is predicted once. (seed, epoch) determines everything, so an epoch can be
-resumed at any batch. A tenth of the inputs' actions is replaced by row 0, for unknown ones.
+per epoch); each event but a user's first is predicted once. (seed, epoch) determines everything, so training can
+resume at any batch. Row 0, for unknown actions, replaces a tenth of the inputs' actions.
 
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
@@ -22,7 +22,7 @@ IntArray = npt.NDArray[np.int64]
 # Probability that an action is replaced by row 0.
 _NO_ACTION = 0.1
 
-# Batches sorted by length together: enough for little padding, few enough to mix steps.
+# So many batches are sorted by length together: enough for little padding, few enough to mix lengths.
 _BATCHES_PER_POOL = 16
 
 
@@ -30,7 +30,7 @@ _BATCHES_PER_POOL = 16
 class Histories:
     """Every user's events, oldest first: user u's are [offsets[u], offsets[u + 1]).
 
-    actions, outcomes (N,): as in `Interactions`, or None.
+    actions, outcomes (N,): see `Interactions`; or None.
     """
 
     items: IntArray
@@ -55,12 +55,12 @@ class Histories:
         return self.items[rows] if self.actions is None else self.items[rows] + self.actions[rows] * STRIDE
 
     def gaps(self, rows: IntArray) -> IntArray:
-        """Return seconds from the previous event to each of these; both of one user."""
+        """Return seconds from the user's previous event to each of these."""
         return self.times[rows] - self.times[rows - 1]
 
     @property
     def num_positions(self) -> int:
-        """Events to predict in one epoch: all but each user's first."""
+        """Return the number of events to predict in one epoch: all but each user's first."""
         lengths = np.diff(self.offsets)
         return int((lengths - 1).clip(min=0).sum())
 
@@ -68,8 +68,8 @@ class Histories:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """One batch. Shapes: items (as `Histories.read`), times (B, L), left-aligned, items -1 beyond a window's end; users
-    (B,); positions (N,), flat indices into (B, L) in random order; targets (N,), the next item of each; gaps (N,), the
-    seconds until then; outcomes (N,), that event's, or None.
+    (B,); positions (N,), flat indices into (B, L) in random order; targets (N,), the next items; gaps (N,), seconds
+    until the next event; outcomes (N,) of the next event, or None.
     """
 
     items: IntArray
@@ -83,8 +83,8 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedWindows:
-    """Padded windows. items (B, L) as `Histories.read`, -1 beyond a window's end; times (B, L) with the last repeated
-    there; lengths (B,).
+    """Padded windows. items (B, L) as `Histories.read`, -1 beyond a window's end; times (B, L), where the last time
+    is repeated; lengths (B,).
     """
 
     items: IntArray
@@ -131,7 +131,7 @@ class EpochBatches:
         lengths, longest = self._lengths[chosen], int(self._lengths[chosen].max())
         steps = np.arange(longest)
         present = steps < lengths[:, None]
-        # The last event's time is repeated, as in serving.
+        # Padding repeats the last event's time, as in serving.
         rows = self._starts[chosen, None] + np.minimum(steps, lengths[:, None] - 1)
         positions = np.flatnonzero(present)
         rng = np.random.default_rng([self._seed, self._epoch, number])
@@ -153,9 +153,9 @@ class EpochBatches:
 
 
 def _windows(offsets: IntArray, max_history: int, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
-    """Starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
+    """Return starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
 
-    Inputs [s, s + m) predict [s + 1, s + m].
+    The inputs [s, s + m) predict the events [s + 1, s + m].
     """
     predicted = (np.diff(offsets) - 1).clip(min=0)
     users = np.flatnonzero(predicted)

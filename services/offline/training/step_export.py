@@ -1,8 +1,8 @@
 """The encoder's step graph in ONNX: it encodes one history's new events, given cached keys and values (decision 014).
 
 Inputs: item_index, event_time, place (S,), position (M,) counted from the first new event, past_time and past_place
-(C,), per block keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) if the model has it. Outputs:
-components (M, P_q, d), gate (M, P) for a mixture, and of all blocks new_keys (N H, S, d_qk) and new_values (N H, S,
+(C,), each block i's keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) if the model has it. Outputs:
+components (M, P_q, d), gate (M, P) for a mixture, and all blocks' new_keys (N H, S, d_qk) and new_values (N H, S,
 d_v). S, C and M are dynamic.
 
 Letters: S new events, C cached events, M positions wanted, H heads, N blocks, d_qk and d_v widths per head.
@@ -62,13 +62,13 @@ class _StepGraph(nn.Module):
 
 
 def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
-    """Example inputs, their dynamic axes, and names of inputs and outputs in the graph's order."""
+    """Return example inputs, their dynamic axes, and the names of inputs and outputs in the graph's order."""
     shape = model.encoder_shape
     blocks = range(shape.num_blocks)
-    # Sizes differ and are neither 0 nor 1, so that the exporter mistakes no axis for a constant or for another axis.
+    # As in `export._example`, sizes differ and are neither 0 nor 1.
     new, wanted, kept_events = 5, 2, 7
     events, states, past = (torch.export.Dim(name) for name in ("events", "positions", "kept"))
-    # Per input an example and its dynamic axes.
+    # Each input has an example and its dynamic axes.
     rows: dict[str, tuple[Any, Any]] = {
         "item_index": (torch.zeros(new, dtype=torch.int64), {0: events}),
         "event_time": (torch.arange(new), {0: events}),
@@ -92,9 +92,9 @@ def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], 
 
 @torch.no_grad()
 def max_step_difference(model: SequentialModel, session: Any, *, seed: int = 0, histories: int = 4) -> float:
-    """Return the largest absolute difference of the incremental computation to PyTorch's full one.
+    """Return the largest absolute difference between the incremental and PyTorch's full computation.
 
-    Random histories grow to 2.5 windows by 1 to 7 events; sometimes one in the middle is inserted or replaced.
+    Random histories grow to 2.5 windows in steps of 1 to 7 events; sometimes an event inside is inserted or replaced.
     """
     shape, rng = model.encoder_shape, np.random.default_rng(seed)
     encoder = IncrementalEncoder(session, max_bytes=_CHECKED_BYTES)

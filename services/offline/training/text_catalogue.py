@@ -1,6 +1,7 @@
-"""A text bundle for a model bundle's catalogue (`freshet train-text`).
+"""Write a text bundle for a model bundle's catalogue (`freshet train-text`).
 
-Both models are trained on titles, categories and pseudo queries. Each step preserves the other's part of the folder.
+Text MoL and the phrase model are trained on titles, categories and pseudo queries. Each training preserves the other
+model's part of the folder.
 For data with real queries use `train_phrases` and `train_text_mol`.
 """
 
@@ -62,7 +63,7 @@ def write_text_mol(
 
 
 class QueryGraph(nn.Module):
-    """The query side, with the exported signature."""
+    """The query encoder with the exported signature."""
 
     def __init__(self, model: TextMol) -> None:
         super().__init__()
@@ -86,8 +87,8 @@ def write_phrases(
 ) -> TextBundle:
     """Write a text bundle with this model as its phrases.
 
-    An existing bundle's text MoL is preserved if its documents are the same. `item_ids`, `texts`: the training's
-    documents; `data`: origin of its queries.
+    An existing bundle's text MoL is preserved if its documents are the same. `item_ids`, `texts`: the training
+    documents; `data`: origin of the training queries.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty.
     """
     shape = trained.encoder.shape
@@ -112,7 +113,7 @@ def write_phrases(
 
 
 _CHECKED_QUERIES = 64
-# Rarer phrases are learnt no better than their words (the paper: 20, of 80 million identifiers).
+# Rarer phrases are learnt no better than their words. The paper has 20, for 80 million identifiers.
 _MIN_COUNT = 3
 
 
@@ -121,7 +122,7 @@ def train_phrases_part(
 ) -> dict[str, Any]:
     """Train a catalogue's phrase vocabulary, phrase model and shortlist into the text bundle `out`; return a report.
 
-    Raises: BundleError, ValueError and ExportError of the steps.
+    Raises: BundleError; ValueError and ExportError of training and export.
     """
     require_target(out)
     texts = _texts(load_bundle(bundle), seed)
@@ -142,7 +143,7 @@ def train_phrases_part(
 def train_text_mol_part(
     bundle: Path, out: Path, *, settings: TextMolSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Train a catalogue's text MoL into the text bundle `out`; return a report. Raises: as `train_phrases_part`."""
+    """Train a catalogue's text MoL into the text bundle `out`; return a report. Raises: see `train_phrases_part`."""
     require_target(out)
     texts = _texts(load_bundle(bundle), seed)
     fit = train_text_mol(

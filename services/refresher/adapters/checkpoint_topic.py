@@ -1,8 +1,8 @@
 """The checkpoint port over the topic `refresher-checkpoints`, so that any host can continue a partition (decision 033).
 
-A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher stops
-saving when it finds a later claim of another one, so only the owner of the latest claim deletes parts. It deletes them
-once the partition has two later heads.
+A checkpoint is a head and parts; the head is written after the parts are acknowledged. A refresher stops saving when
+it finds a later claim of another refresher, so only the owner of the latest claim deletes parts. It deletes a
+checkpoint's parts once the partition has two later heads.
 """
 
 import secrets
@@ -44,10 +44,10 @@ _ORPHANS = 256
 
 @dataclass(slots=True)
 class _OpenPartition:
-    """A partition opened by this process.
+    """A partition that this process opened.
 
-    base: stored parts that `save` may refer to. heads: keys of valid heads, oldest first, each with its pieces' keys.
-    orphans: pieces without a head.
+    `base` has the stored parts that `save` may refer to. `heads` has the keys of valid heads, oldest first, each with
+    the keys of its pieces. `orphans` has the keys of pieces without a head.
     """
 
     base: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 class CheckpointTopic:
-    """Checkpoints of one model. files: `load` yields them after the topic's."""
+    """Stores the checkpoints of one model. `load` yields `files` after the topic's checkpoints."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class CheckpointTopic:
         # Guards everything below: one thread opens while another saves.
         self._lock = threading.RLock()
         self._next_head = 0
-        # Key -> offset and value of the newest record; partition -> last owner.
+        # `_heads` maps a key to the newest record's offset and value, `_owners` a partition to its last owner.
         self._heads: dict[str, tuple[int, bytes]] = {}
         self._owners: dict[int, str] = {}
         self._opened: dict[int, _OpenPartition] = {}
@@ -105,7 +105,7 @@ class CheckpointTopic:
             return iter(self._stored_checkpoints(partition, is_base=True))
 
     def look(self, partition: int) -> Iterator[StoredCheckpoint]:
-        """The checkpoints, newest first, without opening the partition."""
+        """Return the checkpoints, newest first, without opening the partition."""
         with self._lock:
             self._read_heads()
             return iter(self._stored_checkpoints(partition, is_base=False))
@@ -173,7 +173,7 @@ class CheckpointTopic:
                 continue
             partition, _, rest = key.removeprefix(prefix).partition("/")
             if rest == _CLAIM:
-                if partition.isdecimal():  # otherwise it is invalid
+                if partition.isdecimal():  # other keys are invalid
                     self._owners[int(partition)] = (record.value or b"").decode(errors="replace")
             elif record.value:
                 self._heads[key] = (record.offset, record.value)
@@ -210,7 +210,7 @@ class CheckpointTopic:
                     ]
                 )
                 if -1 in offsets:
-                    continue  # acknowledged without an offset: write again
+                    continue  # a record without an offset must be written again
                 for key, offset, (name, data) in zip(keys, offsets, batch, strict=True):
                     written[name].append(Piece(key, offset, len(data), digest_of(data)))
                 batch = []

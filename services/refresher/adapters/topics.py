@@ -46,7 +46,7 @@ _HALF_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryShape:
-    """The shape of this model's query states; those of other models are not checked. num_pairs: P, 0 without gate."""
+    """The shape that query states of this model must have. `num_pairs` is P, or 0 without a gate."""
 
     model_version: str
     num_components: int
@@ -143,7 +143,7 @@ _GAP_RECORDS = 200
 
 
 class KafkaLog:
-    """The log over two readers. reader: polls `attributions` and `items`. again: reads single attributions."""
+    """The log. `reader` polls `attributions` and `items`; `again` reads single attributions."""
 
     def __init__(self, reader: Reader, again: Reader, shape: QueryShape, tracing: Tracing = OFF) -> None:
         self._reader, self._again, self._shape, self._tracing = reader, again, shape, tracing

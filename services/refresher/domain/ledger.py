@@ -36,9 +36,10 @@ ROW_BYTES = 28
 
 @dataclass(slots=True)
 class Block:
-    """Up to `BLOCK_ROWS` rows. positions: packed, -1 in a blank row. items: NO_ITEM for rows outside sums.
+    """Up to `BLOCK_ROWS` rows.
 
-    changes: number of changes of existing rows. is_shared: a checkpoint reads the arrays.
+    `positions` are packed, or -1 in a blank row. `items` has NO_ITEM for rows that no sums contain. `changes` counts
+    changes of existing rows. `is_shared` tells that a checkpoint reads the arrays.
     """
 
     users: npt.NDArray[np.uint64]
@@ -112,7 +113,7 @@ _SORTED_BLOCKS = 32
 
 
 class Standing(Enum):
-    """A position's status."""
+    """Tells whether a position is new, counted or void."""
 
     NEW = "new"
     COUNTED = "counted"
@@ -147,7 +148,7 @@ class Ledger:
         return ROW_BYTES * BLOCK_ROWS * len(self.blocks) + 8 * len(self._undone)
 
     def standing(self, user: str, position: int) -> Standing:
-        """The status of a user's position. Cost: constant for a new one, else O(blocks) and a binary search."""
+        """Return the status of a user's position. A new position takes constant time, others O(blocks) and a search."""
         if position in self._undone:
             return Standing.VOID
         up_to = self._forgotten[hash_text(user) % FORGOTTEN_SHARDS].get(user)
@@ -156,7 +157,7 @@ class Ledger:
         return Standing.NEW if self._find(position) is None else Standing.COUNTED
 
     def add(self, user: str, position: int, offset: int, item: int = NO_ITEM) -> None:
-        """Count a NEW position. offset: of its attribution. item: NO_ITEM if no sums contain it."""
+        """Count a NEW position with its attribution's offset. `item` is NO_ITEM if no sums contain the interaction."""
         if not self.blocks or self.blocks[-1].count == BLOCK_ROWS:
             self._mix_tail()
             self.blocks.append(Block.empty())
@@ -183,7 +184,7 @@ class Ledger:
         return None if found is None else int(self.blocks[found[0]].offsets[found[1]])
 
     def undo(self, position: int) -> None:
-        """Void a position, even if its interaction arrives later. If it counts, the caller strikes it first."""
+        """Void a position, even if its interaction arrives later. The caller first strikes a counted position."""
         if position not in self._undone:
             self._undone.add(position)
             self.undone.append(position)
@@ -194,10 +195,10 @@ class Ledger:
         return int(block.users[row])
 
     def release(self, item: int, first: int) -> tuple[int, list[int]]:
-        """Remove an item's rows from its sums. Strike those whose attributions lie below `first`, because the log lost
-        them.
+        """Remove an item's rows from its sums, and strike rows whose attributions the log lost.
 
-        Returns the number of struck rows, and the attribution offsets of the others, which still count.
+        `first` is the log's first offset. Return the number of struck rows, and the attribution offsets of the other
+        rows, which still count.
         """
         rows, left = self.of_item(item), list[int]()
         for position, offset in zip(rows["positions"].tolist(), rows["offsets"].tolist(), strict=True):
@@ -209,7 +210,7 @@ class Ledger:
         return len(rows["positions"]) - len(left), left
 
     def covered(self, user: str, up_to: Mapping[int, int]) -> list[tuple[int, int]]:
-        """(position, attribution offset) of the user's counted positions at or below these offsets."""
+        """Return (position, attribution offset) of the user's counted positions at or below these offsets."""
         return [
             (position, offset)
             for position, offset, _ in self._rows_of(user)
@@ -217,7 +218,7 @@ class Ledger:
         ]
 
     def give(self, position: int, user: str) -> int:
-        """Assign a counted position to another pseudonym. Return the previous one's hash."""
+        """Assign a counted position to another pseudonym. Return the previous pseudonym's hash."""
         number, row = self._find_or_raise(position)
         block, after = self.blocks[number], hash_text(user)
         before = int(block.users[row])
@@ -229,7 +230,7 @@ class Ledger:
         return before
 
     def strike(self, position: int) -> tuple[int, int]:
-        """Blank a counted position's row. Returns its user hash and item."""
+        """Blank a counted position's row. Return the row's user hash and item."""
         number, row = self._find_or_raise(position)
         block = self.blocks[number]
         user, item = int(block.users[row]), int(block.items[row])
@@ -241,7 +242,7 @@ class Ledger:
         return user, item
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void a user's positions at or below these offsets that arrive later. The caller strikes counted ones."""
+        """Void the user's positions up to these offsets that arrive later. The caller strikes counted positions."""
         shard = hash_text(user) % FORGOTTEN_SHARDS
         before = self._forgotten[shard].get(user, {})
         after = furthest(before, up_to)
@@ -252,7 +253,7 @@ class Ledger:
         self.forgotten_versions[shard] += 1
 
     def forgotten_up_to(self, user: str) -> dict[int, int]:
-        """The user's forgotten offsets per partition of `interactions`, if any."""
+        """Return the user's forgotten offsets by partition of `interactions`."""
         return dict(self._forgotten[hash_text(user) % FORGOTTEN_SHARDS].get(user, {}))
 
     def of_user(self, user: str) -> tuple[list[int], set[int]]:
@@ -261,7 +262,7 @@ class Ledger:
         return sorted(position for position, _, _ in rows if position >= 0), {item for _, _, item in rows} - {NO_ITEM}
 
     def of_item(self, item: int) -> dict[str, npt.NDArray[np.generic]]:
-        """The rows in an item's sums, by arrival. Cost: O(n)."""
+        """Return the rows in an item's sums, in order of arrival, in O(n)."""
         parts = [
             {name: values[rows] for name, values in block.rows().items()}
             for block in self.blocks
@@ -283,7 +284,7 @@ class Ledger:
         return b"".join(word.to_bytes(8, "little") for word in self.mix())
 
     def forgotten(self, shard: int) -> dict[str, Mapping[int, int]]:
-        """A copy of one shard: users and their forgotten offsets."""
+        """Return a copy of one shard, which maps users to their forgotten offsets."""
         return dict(self._forgotten[shard])
 
     def share(self, number: int) -> dict[str, npt.NDArray[np.generic]]:

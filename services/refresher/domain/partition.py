@@ -25,7 +25,7 @@ from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.remembered import Remembered, entry_id_of
 from services.refresher.domain.rules import ContributionRows, Rules, contributions_of, weights_of
 
-# The new items' model weight is chosen from at most this many items with at least this many interactions.
+# The new items' model weight is chosen from at most _JUDGED items with at least _WELL_USED interactions each.
 _JUDGED = 1000
 _WELL_USED = 20
 # Items per checkpoint part. A part is written again if the sums of one of its items changed.
@@ -34,7 +34,7 @@ COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", 
 
 
 class ItemNumbers:
-    """Numbers of all items that ever had sums. shard_versions: changes per `SHARD_ITEMS` items."""
+    """Numbers all items that ever had sums. `shard_versions` counts the changes of each `SHARD_ITEMS` items."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -58,9 +58,10 @@ class ItemNumbers:
 class Outgoing:
     """What a partition has published, and what it still has to publish.
 
-    dirty_items: items to publish; True if something was subtracted since the last publication. dirty_entries: memory
-    entries to publish. published: the published items, in order. dropped: keys of `index-deltas` that the last batch
-    dropped. quiet_until: an earlier process may have published up to this offset, so nothing is published below it.
+    `dirty_items` are items to publish, with True if something was subtracted since their last publication.
+    `dirty_entries` are memory entries to publish. `published` are the published items, in order. `dropped` are the keys
+    of `index-deltas` that the last batch dropped. An earlier process may have published up to the offset `quiet_until`,
+    so nothing is published below it.
     """
 
     dirty_items: dict[str, bool] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Outgoing:
         return len(self.dirty_items) + len(self.dirty_entries)
 
     def touch(self, item_id: str, *, removed: bool = False) -> None:
-        """Mark an item as changed. removed: something was subtracted."""
+        """Mark an item as changed. `removed` tells that something was subtracted."""
         self.dirty_items[item_id] = removed or self.dirty_items.get(item_id, False)
 
     def touch_all(self, item_ids: Iterable[str]) -> None:
@@ -84,11 +85,12 @@ class Outgoing:
 
 
 class Partition:
-    """The state of one partition. listed: the items of topic `items`; may grow.
+    """The state of one partition.
 
-    newest_recorded_ms: the broker's time of the newest interaction. mark: offset and source position of the last
-    interaction; they identify the log. leaving: forgotten users not yet subtracted, with forgotten offsets. returning:
-    offsets of counted interactions to read again for recomputed sums.
+    `listed` are the items of topic `items`; it may grow. `newest_recorded_ms` is the broker's time of the newest
+    interaction. `mark` has offset and source position of the last interaction, which identify the log. `leaving` maps
+    forgotten users who are not yet subtracted to their forgotten offsets. `returning` has the offsets of counted
+    interactions to read again for recomputed sums.
     """
 
     def __init__(self, number: int, rules: Rules, listed: Container[str]) -> None:
@@ -111,21 +113,21 @@ class Partition:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether more records have to be folded before a publication."""
+        """True if more records have to be folded before a publication."""
         return self.folded_offset < self.outgoing.quiet_until
 
     def is_known(self, item_id: str) -> bool:
         return self.rules.items.row(item_id) >= 0 or item_id in self.listed
 
     def num_users(self, item_id: str) -> int:
-        """The distinct users in an item's sums. Cost: O(counted interactions) for a known item."""
+        """Return the number of distinct users in an item's sums, in O(counted interactions) for a known item."""
         users = self.contributor_hashes.get(item_id)
         if users is None and item_id in self.sums:
             return len(np.unique(self.ledger.of_item(self.numbers.of[item_id])["users"]))
         return len(set(users or ()))
 
     def has_users(self, item_id: str, least: int) -> bool:
-        """Whether a new item has this many distinct users; stops counting there."""
+        """Return whether a new item has at least `least` distinct users."""
         found: set[int] = set()
         for user in self.contributor_hashes.get(item_id, ()):
             found.add(user)
@@ -134,9 +136,9 @@ class Partition:
         return least <= 0
 
     def digest(self) -> str:
-        """A hash (32 hex digits) of position, sums, memory and ledger, equal after a rebuild.
+        """Return a hash (32 hex digits) of position, sums, memory and ledger. A rebuild gives the same hash.
 
-        Cost: a hash over the sums that changed since the last digest.
+        Only the sums that changed since the last digest are hashed again.
         """
         digest = hashlib.blake2b(f"{self.rules.text}\0{self.number}\0{self.folded_offset}".encode(), digest_size=16)
         digest.update(self.sums.digest().encode())
@@ -151,7 +153,7 @@ class Partition:
         return contributors + sum(part.nbytes for part in parts)
 
     def fold(self, interactions: Sequence[Interaction]) -> None:
-        """Fold interactions in order, all or none."""
+        """Fold all interactions in order. An exception leaves the state unchanged."""
         accepted, again, counts, others = self._accept(interactions)
         weights = weights_of(self.rules, accepted)
         known = [self.is_known(interaction.item_id) for interaction in accepted]
@@ -179,7 +181,7 @@ class Partition:
         self.other_models.update(others)
 
     def take_back(self, interactions: Sequence[Interaction]) -> None:
-        """Subtract counted interactions, exactly as folded; their positions no longer count."""
+        """Subtract exactly what counted interactions added. Their positions no longer count."""
         in_sums: list[Interaction] = []
         owners: dict[int, int] = {}
         for interaction in interactions:
@@ -187,7 +189,7 @@ class Partition:
             owners[interaction.source_position] = owner
             if self.pending.holds(interaction.item_id, interaction.offset):
                 self.pending.remove(interaction.item_id, interaction.offset)
-            # With NO_ITEM it has no weight, or its sums are being recomputed.
+            # With NO_ITEM the interaction has no weight, or the item's sums are being recomputed.
             elif item != NO_ITEM:
                 in_sums.append(interaction)
         for part in contributions_of(self.rules, in_sums, weights_of(self.rules, in_sums)):
@@ -229,7 +231,7 @@ class Partition:
         return len(numbers), others
 
     def come_back(self, offsets: Sequence[int], found: Mapping[int, Interaction]) -> None:
-        """Add the found interactions that still count to the sums; `offsets`, the first of `returning`, are done."""
+        """Add the found interactions that still count to the sums, and remove `offsets` from `returning`."""
         still = [one for one in found.values() if self.ledger.offset_of(one.source_position) == one.offset]
         self._settle(still)
         del self.returning[: len(offsets)]
@@ -261,7 +263,7 @@ class Partition:
         return [(position, offset) for _, position, offset in sorted(found)]
 
     def is_remembered(self, interaction: Interaction) -> bool:
-        """Whether the memory accepts the interaction: it rejects interactions without weight."""
+        """Return whether the interaction has a weight, which the memory requires."""
         return bool(weights_of(self.rules, [interaction])[0])
 
     def refill(self, interactions: Sequence[Interaction]) -> None:
@@ -284,7 +286,7 @@ class Partition:
             self.outgoing.touch_all(filter(is_new, self.outgoing.published))
 
     def mark_everything(self) -> None:
-        """Mark everything for publication: a full snapshot."""
+        """Mark all items and memory entries for publication."""
         self.outgoing.touch_all((*self.sums, *self.outgoing.published))
         self.outgoing.dirty_entries.update(self.remembered.visible)
 
@@ -315,7 +317,10 @@ class Partition:
         return accepted, again, counts, others
 
     def _add_to_sums(self, part: ContributionRows, owner_of: Callable[[int], int] | None = None) -> None:
-        """owner_of: returns the user's hash of a counted position; another pseudonym may own it by now."""
+        """Add `part` to the sums.
+
+        `owner_of` returns the user hash of a counted position, which may now belong to another pseudonym.
+        """
         self.sums.add(part.item_ids, part.contributions, part.weights)
         for interaction in part.interactions:
             self._touch(interaction.item_id)

@@ -14,7 +14,7 @@ from services.refresher.domain.records import IntArray, hash_text
 
 
 class Pending:
-    """Offsets of attributions by item, at most `most` in all."""
+    """The offsets of at most `most` attributions, by item."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -37,7 +37,7 @@ class Pending:
         return 8 * self._total
 
     def may_lack(self, item_id: str) -> bool:
-        """Whether interactions of this item may have been evicted."""
+        """Return whether interactions of this item may have been evicted."""
         return self.evicted_from is not None and hash_text(item_id) >= self.evicted_from
 
     def add(self, item_id: str, offset: int) -> None:

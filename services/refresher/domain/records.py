@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def hash_text(text: str) -> int:
-    """64 bits of an id's hash."""
+    """Return 64 bits of the hash of an id."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -27,8 +27,9 @@ def hash_text(text: str) -> int:
 class Interaction:
     """A user's interaction with an item.
 
-    offset: the attribution's. source_position: the interaction's. recorded_ms: the broker's time. moment_ms: the
-    producer's time, at most the broker's, so that a producer's fast clock does not make other events look older.
+    `offset` is the attribution's, and `source_position` the interaction's. `recorded_ms` is the broker's time.
+    `moment_ms` is the earlier of the producer's and the broker's time, so that a producer's fast clock does not make
+    other events look older.
     """
 
     offset: int
@@ -44,7 +45,7 @@ class Interaction:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """The interaction at `source_position` is void."""
+    """Voids the interaction at `source_position`."""
 
     offset: int
     source_position: int

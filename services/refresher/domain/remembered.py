@@ -17,9 +17,9 @@ def entry_id_of(source_position: int) -> str:
 
 
 class Remembered:
-    """A partition's memory. Changes return the ids of entries that may have changed for readers.
+    """A partition's memory. Methods that change it return the ids of entries that may have changed for readers.
 
-    visible: the memory's entries to publish.
+    `visible` has the memory's entries to publish.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -43,7 +43,7 @@ class Remembered:
             if weight and self.memory.admits(entry_id_of(interaction.source_position))
         ]
         self.memory.add(offered)
-        # Include entries that were evicted at once: with other batch boundaries, readers may have seen them.
+        # Include entries that were evicted at once, because with other batch boundaries readers may have seen them.
         return {entry.entry_id for entry in offered} | self._follow()
 
     def leave(self, positions: Iterable[int]) -> set[str]:
@@ -54,7 +54,7 @@ class Remembered:
 
     @property
     def refill_size(self) -> int:
-        """Interactions for a refill: one more than fits, to show that others were left out."""
+        """The number of interactions for a refill. One more than fits shows that others were left out."""
         return self.memory.capacity + self.memory.reserve + 1 - len(self.memory)
 
     def refill(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:

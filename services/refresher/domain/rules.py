@@ -1,6 +1,6 @@
-"""The rules of folding: the model's items, the weight of feedback, and what interactions add to sums.
+"""Defines the rules of folding, which are the model's items, the feedback's weights and the contributions to sums.
 
-Equal rules and records make equal states; a checkpoint of other rules is rejected.
+Equal rules and records give equal states, so a checkpoint with other rules is rejected.
 
 Letters: X items, n rows asked for, P_x item components, P pairs, d component width.
 """
@@ -23,7 +23,9 @@ _ROWS_KEPT = 65_536  # some 10 MB, whatever the catalogue's size
 
 @dataclass(frozen=True, kw_only=True)
 class ModelItems:
-    """One model's X items. index: rows by id. counts (X,): interactions in training, if known. leave_out: the query
+    """The X items of one model.
+
+    `index` maps ids to rows. `counts` (X,) are the items' interactions in training, if known. `leave_out` is the query
     component that identifies the user, if any.
     """
 
@@ -37,7 +39,7 @@ class ModelItems:
 
     @cached_property
     def row(self) -> Callable[[str], int]:
-        """The row of an id, -1 if unknown. Up to eight lookups per record: the first takes 5 us, the others 0.2 us."""
+        """Returns an id's row, or -1. Of a record's up to eight lookups the first takes 5 us, the others 0.2 us."""
         return lru_cache(_ROWS_KEPT)(lambda item_id: int(self.index.get(item_id, -1)))
 
     def is_new(self, item_id: str) -> bool:
@@ -56,7 +58,7 @@ class ModelItems:
 
     @cached_property
     def mean_gate(self) -> FloatArray | None:
-        """A new item's gate, (P,)."""
+        """The gate of a new item, (P,)."""
         return mean_gate(self.states)
 
     @cached_property
@@ -64,7 +66,7 @@ class ModelItems:
         return Contributions(self.pair_gate, leave_out=self.leave_out)
 
     def rows(self, item_ids: Sequence[str]) -> ItemStates:
-        """These items' bundle states (n,), `cold_start_items` for unknown ones."""
+        """Return these items' states (n,) in the bundle, or of `cold_start_items` for unknown items."""
         rows = np.fromiter(map(self.row, item_ids), np.int64, len(item_ids))
         known = rows >= 0
         if known.all():
@@ -81,7 +83,7 @@ class ModelItems:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """max_remembered and max_pending are per partition of `attributions`."""
+    """The rules of folding. `max_remembered` and `max_pending` are limits of each partition of `attributions`."""
 
     items: ModelItems
     feedback: FeedbackPolicy
@@ -114,7 +116,7 @@ class ContributionRows:
 
 
 def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]:
-    """Each interaction's weight (n,); 0: no feedback."""
+    """Return each interaction's weight (n,). The weight 0 means no feedback."""
     weight = rules.feedback.weight
     return [weight(interaction.type, interaction.value) for interaction in interactions]
 

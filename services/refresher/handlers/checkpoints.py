@@ -43,7 +43,7 @@ _MEMORY_BUCKETS = 64
 
 
 class OtherRulesError(CheckpointError):
-    """A complete checkpoint of other rules. items, entries: what it has published."""
+    """A complete checkpoint has other rules. `items` and `entries` are what its partition has published."""
 
     def __init__(self, message: str, items: list[str], entries: list[str]) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class OtherRulesError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one position. versions: one per part. changed: an encoder per changed part."""
+    """A state at one position. `versions` has each part's version, and `changed` an encoder for each changed part."""
 
     folded_offset: int
     values: dict[str, Any]
@@ -60,12 +60,12 @@ class Snapshot:
     changed: Mapping[str, Callable[[], bytes]]
 
     def parts(self) -> dict[str, bytes | None]:
-        """Every part, None if unchanged. Slow; needs no lock."""
+        """Return every part, or None for an unchanged part, slowly and without the lock."""
         return {name: self.changed[name]() if name in self.changed else None for name in self.versions}
 
 
 def versions(state: Partition) -> dict[str, object]:
-    """A version of every part: equal ones mean equal content. None: always written."""
+    """Return a version of every part. Equal versions mean equal content; a part with None is always written."""
     for item_id in (*state.outgoing.published, *state.outgoing.dirty_items):
         state.numbers.get(item_id)
     ledger = state.ledger
@@ -92,7 +92,7 @@ def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
 
 
 def snapshot(state: Partition, saved: Versions) -> Snapshot:
-    """Capture a checkpoint with its unpublished changes. saved: versions of stored parts."""
+    """Capture a checkpoint with its unpublished changes. `saved` are the versions of stored parts."""
     found = versions(state)
     ledger, memory = state.ledger, state.remembered.memory
     values = {

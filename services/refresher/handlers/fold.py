@@ -20,7 +20,7 @@ from services.refresher.handlers.open_partition import OpenPartition
 from services.refresher.handlers.publish import Publication
 from services.refresher.ports import Log
 
-# New items are judged at fixed offsets, not at each poll, so that publication depends only on the log.
+# The new items' model weight is chosen at fixed offsets, so that publication depends only on the log.
 _JUDGE_EVERY = 2048
 # Records read again per slice.
 _SLICE = 32
@@ -37,10 +37,10 @@ class FoldRecords:
         self._log = log
 
     def fold(self, partition: Partition, entries: Sequence[Entry]) -> list[DeadLetter]:
-        """Fold entries in order, skipping those at or below the state's position. Returns the unreadable ones.
+        """Fold entries beyond the state's position, in order. Return the unreadable entries.
 
-        Raises: DependencyUnavailable (try again), PreconditionFailed (the log lost records: rebuild); the state stays
-        correct for its `folded_offset`.
+        Raises: DependencyUnavailable (try again); PreconditionFailed (the log lost records, so rebuild). The state
+        stays correct for its `folded_offset`.
         """
         entries = [entry for entry in entries if entry.offset > partition.folded_offset]
         recent = {entry.offset: entry for entry in entries if isinstance(entry, Interaction)}
@@ -62,7 +62,7 @@ class FoldRecords:
     def mend(self, partition: Partition) -> None:
         """Fold pending interactions of newly known items, and refill the memory.
 
-        Raises: as `fold`.
+        It raises what `fold` raises.
         """
         for item_id in [item_id for item_id in partition.pending if partition.is_known(item_id)]:
             offsets = partition.pending.offsets(item_id)
@@ -72,7 +72,8 @@ class FoldRecords:
             partition.adopt(item_id, list(found.values()))
         if not partition.remembered.memory.wants_refill:
             return
-        # Refill even if nothing is lacking: the rebuilt memory accepts entries that the present one would reject.
+        # Refill even if no interaction is lacking, because the rebuilt memory accepts entries that the present memory
+        # would reject.
         lacking = partition.lacks()
         wanted = partition.remembered.refill_size
         brought: list[Interaction] = []
@@ -84,9 +85,9 @@ class FoldRecords:
         partition.refill(brought[:wanted])
 
     def go_on(self, partition: Partition) -> None:
-        """Continue for one turn: recompute dropped sums, then subtract forgotten users.
+        """Recompute dropped sums and then subtract forgotten users, for one turn.
 
-        Raises: as `fold`.
+        It raises what `fold` raises.
         """
         deadline, left = time.monotonic() + _MOST_S, _MOST
         while partition.returning and left > 0 and time.monotonic() < deadline:
@@ -142,7 +143,7 @@ class FoldRecords:
     def _void(self, partition: Partition, rows: Sequence[tuple[int, int]], recent: Mapping[int, Interaction]) -> None:
         """Subtract the interactions at these positions and offsets.
 
-        If the log lost one, its item's sums are dropped; `go_on` recomputes them.
+        If the log lost an interaction, the item's sums are dropped, and `go_on` recomputes them.
         """
         found = self._read(partition, [offset for _, offset in rows], recent)
         partition.take_back([found[offset] for _, offset in rows if offset in found])
@@ -162,7 +163,7 @@ class FoldRecords:
     def _read(
         self, partition: Partition, offsets: Sequence[int], recent: Mapping[int, Interaction]
     ) -> dict[int, Interaction]:
-        """The interactions at these offsets in this order, without those that retention deleted."""
+        """Return the interactions at these offsets in this order, without interactions that retention deleted."""
         absent = [offset for offset in offsets if offset not in recent]
         try:
             again = self._log.read_again(partition.number, absent) if absent else {}
@@ -195,17 +196,17 @@ class CarefulFold:
     ) -> None:
         self._fold, self._opener, self._registry, self._publication = fold, opener, registry, publication
         self._policy = poison
-        # Per partition, the offset up to which records are folded singly. Per poison record, the reason.
+        # `_careful_to` has the offset up to which a partition's records are folded singly, `_poison` the reasons.
         self._careful_to: dict[int, int] = {}
         self._poison: dict[tuple[int, int], str] = {}
         # Per partition, the offset up to which folded records were counted.
         self._counted_to: dict[int, int] = {}
 
     def __call__(self, state: Partition, entries: Sequence[Entry]) -> None:
-        """Fold entries together, or singly if they failed before; a poison record becomes a dead letter at the next
-        attempt.
+        """Fold entries together, or singly if they failed before.
 
-        Raises: as `FoldRecords.fold`, and the unexpected exception.
+        A poison record becomes a dead letter at the next attempt. Raises: what `FoldRecords.fold` raises, and the
+        unexpected exception.
         """
         number = state.number
         parts: list[Sequence[Entry]] = [entries]

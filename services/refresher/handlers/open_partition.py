@@ -1,8 +1,8 @@
-"""Open a partition: restore the newest valid checkpoint, or fold its log from the beginning. Save checkpoints one at a
-time, those of a partition at an interval.
+"""Opens partitions, from the newest valid checkpoint or from the beginning of the log, and saves their checkpoints.
 
-A checkpoint is rejected if it is torn or altered, if its rules differ, or if the topic does not reach its position.
-Unless it is torn or altered, what it has published is published again or dropped.
+Checkpoints are saved one at a time, and each partition's at an interval. A checkpoint is rejected if it is torn or
+altered, if its rules differ, or if the topic does not reach its position or was created again. After a rejection for
+the rules or the topic, everything that the checkpoint lists as published is published again or dropped.
 """
 
 import time
@@ -39,7 +39,7 @@ def home_of(item_id: str, num_partitions: int) -> int:
 
 @dataclass(kw_only=True, eq=False)
 class OpenPartition:
-    """Opens, saves and rebuilds partitions. withdrawn: whether each listed item is withdrawn; may grow."""
+    """Opens, saves and rebuilds partitions. `withdrawn` tells for each listed item whether it is withdrawn."""
 
     rules: Rules
     log: Log
@@ -51,7 +51,7 @@ class OpenPartition:
     _saved: dict[int, tuple[Partition, Versions]] = field(default_factory=dict, init=False)
 
     def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
-        """The partition's state. bounds: the log's first offset, and one past the last.
+        """Return the partition's state. `bounds` are the log's first offset and one past its last.
 
         Raises: DependencyUnavailable for unreachable checkpoints; PreconditionFailed if partitions were added.
         """
@@ -79,7 +79,7 @@ class OpenPartition:
         return state
 
     def snapshot(self, state: Partition) -> Snapshot:
-        """Capture a checkpoint. Fast; call it under the lock."""
+        """Capture a checkpoint. This is fast; call it under the lock."""
         saved = self._saved.get(state.number)
         return snapshot(state, saved[1] if saved is not None and saved[0] is state else {})
 
@@ -132,7 +132,7 @@ class OpenPartition:
         return fresh, reason
 
     def _is_log_of(self, state: Partition, first: int) -> bool:
-        """Whether the log still has the state's last interaction; a recreated topic has another."""
+        """Return whether the log has the state's last interaction, which a recreated topic lacks."""
         if state.mark is None or state.mark[0] < first:
             return True
         offset, source_position = state.mark
@@ -151,7 +151,7 @@ class OpenPartition:
         )
 
     def _check_homes(self, state: Partition, num_partitions: int) -> None:
-        """Check a few items: a topic that grew moves at least half of them."""
+        """Check the partition of a few items, because adding partitions changes it for at least half of all items."""
         for item_id in islice(state.sums, _HOMES_LOOKED_AT):
             home = home_of(item_id, num_partitions)
             if home != state.number:
@@ -163,7 +163,7 @@ class OpenPartition:
 
 
 class WriteCheckpoints:
-    """Saves checkpoints. keeper: saves them in the background; None: folding waits."""
+    """Saves checkpoints. `keeper` saves them in the background; if it is None, folding waits."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class WriteCheckpoints:
         self._kept: dict[int, tuple[int, int]] = {}
 
     def begin(self, number: int, part: float) -> None:
-        """Add a partition. part: fraction of the interval before its first checkpoint; it spreads the work."""
+        """Add a partition. Its first checkpoint is due after the fraction `part` of the interval, to spread work."""
         self._at[number] = time.monotonic() + self._every_s * part
 
     def forget(self, numbers: Collection[int]) -> None:
@@ -192,7 +192,7 @@ class WriteCheckpoints:
             self._kept.pop(number, None)
 
     def look(self) -> None:
-        """Save one due checkpoint, unless one is being saved."""
+        """Save one due checkpoint, unless another is being saved."""
         now = time.monotonic()
         due = [number for number in self._registry.partitions if now >= self._at[number]]
         if due and self._keeping.done():

@@ -1,8 +1,8 @@
-"""Make the deltas that readers of `index-deltas` need for a partition's state, and publish them in batches that are
-acknowledged together.
+"""Makes deltas of a partition's state for readers of `index-deltas`, and publishes them in batches.
 
-Deltas depend only on the state, so a repetition is harmless. An item is published if it is known and not withdrawn, if
-its sum is not zero, and, if new, if it has enough users. Until then a new item may be published from its text.
+The deltas of a batch are acknowledged together. They depend only on the state, so a repetition is harmless. An item is
+published if it is known, is not withdrawn and has a nonzero sum. A new item also needs enough users; until then it may
+be published from its text.
 """
 
 import time
@@ -101,10 +101,10 @@ class Batch:
 
 @dataclass(kw_only=True, eq=False)
 class Publisher:
-    """Makes batches. withdrawn: by listed item; may change.
+    """Makes batches. `withdrawn` tells for each listed item whether it is withdrawn; it may change.
 
-    content: states from texts, if a text encoder is configured. new_item_policy: the model weight policy of new items;
-    None: each partition chooses it from its sums.
+    `content` has states from texts, if a text encoder is configured. `new_item_policy` is the model weight policy of
+    new items. If it is None, each partition chooses it from its sums.
     """
 
     weight_policy: SharePolicy
@@ -135,7 +135,7 @@ class Publisher:
         return np.where(_in_model(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
 
     def batch(self, state: Partition, number: int, limit: int) -> Batch | None:
-        """At most `limit` changes under a batch number; None without changes."""
+        """Return a batch of at most `limit` changes, or None if there are no changes."""
         item_ids = _first(state.outgoing.dirty_items, limit)
         entry_ids = _first(state.outgoing.dirty_entries, limit - len(item_ids))
         changes: list[ItemDelta | MemoryDelta] = [*self._items(state, item_ids), *_entries(state, entry_ids)]
@@ -145,7 +145,7 @@ class Publisher:
             IndexDelta(
                 model_version=state.rules.items.model_version,
                 partition=state.number,
-                # An empty partition has only items from texts, at offset 0.
+                # An empty partition publishes only items from texts, with offset 0.
                 offset=max(0, state.folded_offset),
                 batch=number,
                 last_of_batch=row == len(changes) - 1,
@@ -157,7 +157,7 @@ class Publisher:
         return Batch(state, deltas, item_ids, entry_ids)
 
     def _items(self, state: Partition, item_ids: list[str]) -> list[ItemDelta]:
-        """Deltas of these items. Items whose texts have to wait move to the queue's end."""
+        """Return the items' deltas. Items whose texts have to wait move to the end of `dirty_items`."""
         reasons = dict(zip(item_ids, self.reasons(state, item_ids), strict=True))
         texts = [item_id for item_id in item_ids if self._is_published_from_text(state, item_id, reasons[item_id])]
         for item_id in texts[_MAX_TEXTS:]:
@@ -245,10 +245,11 @@ _MAX_WAITING = 10_000
 
 
 class Publication:
-    """Publishes batches. Not thread-safe.
+    """Publishes batches. It is not thread-safe.
 
-    max_changes: per publication, over all partitions. every_s: shortest pause between publications, in seconds; no
-    pause if changes are left and no records wait. share: largest share of time for publications while records wait.
+    A publication has at most `max_changes` changes over all partitions. `every_s` is the shortest pause between
+    publications in seconds; there is none if changes are left and no records wait. `share` is the largest share of time
+    for publications while records wait.
     """
 
     def __init__(
@@ -299,9 +300,9 @@ class Publication:
             self._waiting.pop(number, None)
 
     def write_unreadable(self) -> None:
-        """Write the dead letters now: a checkpoint may include a record only after its dead letter is written.
+        """Write the dead letters now, because a checkpoint may include a record only after its dead letter is written.
 
-        Raises: as the outbox.
+        It raises what the outbox raises.
         """
         if self._unreadable:
             self._outbox.publish([], self._unreadable)
@@ -317,9 +318,10 @@ class Publication:
             self.at_s = done if left and idle else done + pause
 
     def publish(self, terms: Mapping[int, int]) -> bool:
-        """Publish at most `max_changes`; return whether some are left. terms: lease terms, for batch numbers.
+        """Publish at most `max_changes` changes; return whether changes are left.
 
-        Raises: DependencyUnavailable; then nothing counts as published.
+        The lease terms `terms` determine the batch numbers. Raises: DependencyUnavailable; then nothing counts as
+        published.
         """
         started = time.perf_counter()
         numbers = sorted(number for number, state in self._registry.partitions.items() if not state.is_quiet)

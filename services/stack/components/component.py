@@ -21,8 +21,9 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A stack's state, ports, model bundle and text bundle (which may be absent). settings: in addition to
-    docker-compose.yml's.
+    """A stack's state, ports, model bundle and text bundle (which may be absent).
+
+    `settings` are environment variables in addition to those in docker-compose.yml.
     """
 
     state: StateFolder
@@ -107,7 +108,7 @@ def venv_command(folder: Path) -> list[str]:
 
 
 def install_command(python: str, requirements: Path, target: Path | None = None) -> list[str]:
-    """Return the command that installs these packages alone for `python`, into its environment or `target`."""
+    """Return the command that installs these packages without dependencies, for `python` or into `target`."""
     program = uv()
     where = [] if target is None else ["--target", str(target)]
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -1,4 +1,4 @@
-"""The console: a process of Freshet that speaks HTTP and calls only the gateway."""
+"""Starts the console, a process of Freshet that serves HTTP and calls only the gateway."""
 
 import http.client
 import importlib.util
@@ -15,7 +15,7 @@ _PROBE_S = 2.0
 
 
 class Console(Process):
-    """Installed with the extra `console`."""
+    """The console. It needs the extra `console`."""
 
     def missing(self) -> tuple[str, str] | None:
         if importlib.util.find_spec("nicegui") is not None:

@@ -19,7 +19,7 @@ from services.stack.ports import LOOPBACK
 from services.stack.probes import probe_inference_server
 
 RECIPE = REPOSITORY / "deploy" / "inference_server" / "requirements.txt"
-# Stub and server exchange tensors through shared memory: one megabyte at the start, not 64.
+# Stub and server exchange tensors through shared memory, which starts with one megabyte instead of 64.
 _BACKEND_FLAGS = (
     "--backend-config=python,shm-default-byte-size=1048576",
     "--backend-config=python,shm-growth-byte-size=1048576",
@@ -66,7 +66,7 @@ class InferenceServer(component.Component):
         build_once(self.folder, build, in_place=True)
 
     def _gather_backend(self, backend: Path) -> None:
-        """Put backend and stub into the one folder where the server looks for both."""
+        """Copy backend and stub into one folder, where the server expects both."""
         wheel = self._packages / "pytriton" / "tritonserver"
         stubs = wheel / "python_backend_stubs" / _python_version()
         if not stubs.is_dir():

@@ -1,7 +1,7 @@
-"""Apache Kafka, one KRaft node: pinned in deploy/kafka, settings from docker-compose.yml.
+"""Starts Apache Kafka as one KRaft node, with the versions of deploy/kafka and the settings of docker-compose.yml.
 
-Java and the jars come through Python packages. The image's rule KAFKA_A_B -> a.b makes server.properties; only
-addresses and data folder differ.
+Python packages install Java and fetch the jars. server.properties follows the container image's rule KAFKA_A_B -> a.b;
+only the addresses and the data folder differ.
 """
 
 import base64

@@ -16,7 +16,7 @@ from services.stack.folders import REPOSITORY
 from services.stack.version import freshet_version
 
 TLS_VARIABLES = ("FRESHET_TLS_CERT", "FRESHET_TLS_KEY", "FRESHET_TLS_CA")
-# API keys, which the gateway reads, and its audit log.
+# Only the gateway uses these files.
 KEY_FILES = ("FRESHET_API_KEYS", "FRESHET_AUDIT_LOG")
 SIGNING_KEY_VARIABLE = "FRESHET_GATEWAY_SIGNING_KEY"
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"

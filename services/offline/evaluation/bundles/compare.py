@@ -20,7 +20,7 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
 
-# Users shown side by side, events of each history, answers of each bundle.
+# Number of users in the report, of shown events per user, and of shown answers per user and bundle.
 PEOPLE, _HISTORY, _ANSWERS = 20, 3, 5
 # A segment differs if its p-value (Holm) is below this.
 LEVEL = 0.05

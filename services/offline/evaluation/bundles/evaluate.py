@@ -21,7 +21,7 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 
 MODEL = "model"
-# EASE, which inverts a matrix of items by items, is omitted above this.
+# EASE inverts a matrix of items by items. It is omitted if that takes longer than this.
 EASE_SECONDS = 30.0
 _PROBE_ITEMS = 512
 # The fewest events of a reported kind.
@@ -33,10 +33,10 @@ Say = Callable[[str], None]
 
 
 def evaluate(bundle_path: Path, data: Data, *, table: TableOptions = _AS_USUAL, say: Say = lambda line: None) -> Report:
-    """Return a report of plain values: the events, `rows` by scorer, `segments` by kind of event.
+    """Return a report of plain values with a row per scorer and a segment per kind of event.
 
-    Intervals are over users; differences to a baseline are on the same draws.
-    Raises: ValueError as `judged_by`, and if no event has an earlier one of its user; BundleError.
+    Intervals come from draws of users. Differences from a baseline use the same draws.
+    Raises: ValueError raised by `judged_by`, or if no event has an earlier event of its user; BundleError.
     """
     bundle = load_bundle(bundle_path)
     judged = judged_by([bundle], data, table=table, say=say)
@@ -132,9 +132,9 @@ def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
 def beyond_accuracy(split: MeasuredSplit, ranked: RankedEvents) -> dict[str, float | None]:
     """Return measures of the first ten items of every event.
 
-    `coverage`: their share of the catalogue. `novelty`: the mean of -log2 of an item's share of the training events
-    and one more event per item. `popularity_bias`: their mean training events over those of the taken items; None
-    if that is 0.
+    `coverage`: the share of the catalogue that these items cover. `novelty`: the mean of -log2 of an item's share of
+    the training events, with one more event per item. `popularity_bias`: the mean number of training events of these
+    items, divided by that of the target items; None if the divisor is 0.
     """
     counts = split.train.item_counts().astype(np.float64)
     assert ranked.first is not None

@@ -9,7 +9,7 @@ import numpy as np
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.pefa.refresh import unit
 
-# Most popular items, and nearest ones of each.
+# Number of most popular items in the report, and of nearest items for each.
 ITEMS, NEAREST = 5, 5
 
 

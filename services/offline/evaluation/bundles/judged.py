@@ -1,7 +1,7 @@
-"""The events of a file that a bundle was not trained on.
+"""Select the events of a file that a bundle was not trained on.
 
-Training data is recognised by its fingerprint and split as in training; its held-out events are predicted. Of other
-data, the events after the newest training event are predicted; earlier ones are only history.
+A fingerprint recognises training data. It is split as in training, and its held-out events are predicted. In other
+data, the events after the newest training event are predicted, and earlier events are only history.
 
 Letters: N events, X items.
 """
@@ -36,7 +36,7 @@ _AS_USUAL = TableOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """split: its item rows begin with the bundle's; its test_rows are predicted. note: how they were selected."""
+    """split: the bundle's items come first, and `test_rows` are predicted. note: explains how they were selected."""
 
     split: MeasuredSplit
     note: str
@@ -147,7 +147,7 @@ def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArra
 
 
 def _over_catalogue(data: Interactions, bundle: Bundle) -> Interactions:
-    """Put the bundle's items first, also those that the data lacks: all items are ranked."""
+    """Put all of the bundle's items first, even if the data lacks them, because all items are ranked."""
     rows = [bundle.item_index.get(item_id, -1) for item_id in data.item_ids]
     new = [number for number, row in enumerate(rows) if row < 0]
     for place, number in enumerate(new, bundle.num_items):

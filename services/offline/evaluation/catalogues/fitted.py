@@ -1,11 +1,11 @@
 """The generator's constants, fitted until generated scenes had the moments (`moments.py`) of trained models.
 
-QUICK: preset quick on MovieLens-1M, HR@10 .245 (4x2x32, G 64), well trained. PAPER, the default: components of preset
-ml-1m (8x4x64, after 4 of its 101 epochs, HR@10 .205), whose eight views agree more than QUICK's four (pair correlation
-.53 against .17); item and query gates of QUICK, since ml-1m's hardly vary yet (item gate sd .019); the pair network's
-two scales are near the means of both models'. Of about nine such combinations this was nearest to the paper's Table 5
-at the Books shape. Share of the top 100 found with nearly these constants (5 queries), and the relative hit rate
-of the paper's own model:
+QUICK is fitted to a fully trained model: preset quick on MovieLens-1M (4x2x32, G 64, HR@10 .245). PAPER, the default,
+combines two models. Its components are fitted to preset ml-1m (8x4x64, after 4 of 101 epochs, HR@10 .205), whose eight
+views agree more than QUICK's four views (pair correlation .53 against .17). Its item and query gates are QUICK's,
+because those of ml-1m hardly vary yet (item gate sd .019). The two scales of its pair network are near the means of
+both models. Of about nine such combinations this was nearest to the paper's Table 5 at the Books shape. The table shows
+the share of the top 100 found with nearly these constants (5 queries), and the relative hit rate of the paper's model:
 
                                               share found               paper
     TopKAvg 200, 500, 1000, 2000, 4000        .65, .89, .97, 1.0, 1.0   .77, .88, .94, .97, .99
@@ -29,8 +29,8 @@ class Fitted:
     *_gate_mean_sd: sd of the gate's means over pairs; *_gate_sd: its sd over items or queries; *_gate_axes: latent axes
     that it depends on. hidden_*: sd of the pair network's first layer on cosines, and of its bias. pair_mean_sd,
     pair_slope_sd: sd over pairs of the outputs' means, and of their slopes over the standardised mean cosine.
-    pair_slope_to_cosine: correlation of slopes with cosines of good items; pair_mean_to_slope: of means with slopes;
-    pair_residual_sd: sd of the residual.
+    pair_slope_to_cosine: correlation of slopes with cosines of good items; pair_mean_to_slope: correlation of means
+    with slopes; pair_residual_sd: sd of an output's residual.
     """
 
     shared_share: float

@@ -1,14 +1,14 @@
 """Catalogues and queries at any shape whose score and gate distributions are those of a trained model.
 
-Isotropic noise would make every heuristic look bad: its cosines are independent. In a trained model half the variance
+Isotropic noise has independent cosines and would make every heuristic look bad. In a trained model half the variance
 of scores is popularity, tastes have a steep spectrum, an item's components are views of one latent vector, and the gate
 moves weight between pairs as the average cosine rises. The construction:
 
-    item    z = (level + sqrt(l_0) u, sqrt(l_i) e_i)   u popularity by quantiles, e_i clusters and noise, l power law
+    item    z = (level + sqrt(l_0) u, sqrt(l_i) e_i)   u: popularity; e_i: clusters plus noise; l: a power law
     query   y = (1, sqrt(m_i) e_i), scaled             all queries share the first axis
     views   g_j = unit(E A_j z), f_i = unit(E B_i y)   A, B = a I + sqrt(1 - a^2) * (a random rotation), E isometry
-    gates   linear in a few axes of z and y; the pair network random, then moved so that each pair's output has the
-            fitted mean, slope over the average cosine and residual on this very catalogue's pairs
+    gates   Item and query gates are linear in a few axes of z and y. The pair network is random, then adjusted so that
+            each pair's output has the fitted mean, slope over the average cosine and residual on this catalogue's pairs
 
 Constants are in `fitted.py`.
 
@@ -39,10 +39,10 @@ def generate(
     seed: int,
     fitted: Fitted = PAPER,
 ) -> Scene:
-    """Return items, queries and pair gate at `shape`, with `num_items` in place of its X if given.
+    """Return items, queries and pair gate at `shape`, with `num_items` items if given, else the shape's.
 
-    There are no labels (`Scene.label_draws` is (B, 0)): they could only be drawn from the scores that algorithms are
-    evaluated by. Equal arguments make equal scenes.
+    There are no labels (`Scene.label_draws` is (B, 0)), because they could only be drawn from the scores by which the
+    algorithms are evaluated. Equal arguments make equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
     Cost: X r (P_x d + P) multiply-adds; memory: the result and 50 MB.
     """
@@ -140,7 +140,7 @@ def _make_chunk(world: World, number: int, components: FloatArray, gate: FloatAr
     size = len(components)
     unit = rng.standard_normal((size, len(world.item_scales)), dtype=np.float32)
     unit *= np.float32(np.sqrt(1 - fitted.cluster_share))
-    clusters = (len(world.centres) * rng.random(size) ** 2).astype(np.int64)  # uneven: some clusters are large
+    clusters = (len(world.centres) * rng.random(size) ** 2).astype(np.int64)  # some clusters are large
     unit += np.float32(np.sqrt(fitted.cluster_share)) * world.centres[clusters]
     levels = np.linspace(0, 1, len(fitted.popularity_quantiles))
     unit[:, 0] = np.interp(rng.random(size), levels, fitted.popularity_quantiles)
@@ -166,7 +166,7 @@ def make_queries(world: World, count: int) -> QueryStates:
 
 
 def make_pair_gate(world: World) -> PairGate:
-    """Return a random gate, moved to the fitted moments on a sample of this world's pairs."""
+    """Return a random gate, adjusted to have the fitted moments on a sample of this world's pairs."""
     shape, fitted, pairs = world.shape, world.fitted, world.shape.num_pairs
     rng = np.random.default_rng([world.seed, _GATE])
     queries, items = make_queries(world, _PROBE_QUERIES), make_items(world, _PROBE_ITEMS)
@@ -182,7 +182,7 @@ def make_pair_gate(world: World) -> PairGate:
     out_weight = rng.standard_normal((pairs, shape.gate_hidden)) / np.sqrt(shape.gate_hidden)
     centred = hidden - hidden.mean(axis=0)
     slopes = average @ centred / len(centred)
-    # Keep only the residual of each row over the average, then add the wanted slope.
+    # Remove each row's slope over the average cosine; the wanted slope is added below.
     out_weight -= np.outer(out_weight @ slopes, slopes) / (slopes @ slopes)
     residual = (centred @ out_weight.T).std(axis=0)
     out_weight *= (fitted.pair_residual_sd / residual)[:, None]
@@ -204,7 +204,10 @@ def make_pair_gate(world: World) -> PairGate:
 
 
 def _views(rng: np.random.Generator, count: int, latent: int, fitted: Fitted) -> npt.NDArray[np.float64]:
-    """Return (n, r, r): a I + sqrt(1 - a^2) times random rotations of the leading and the other axes."""
+    """Return n matrices a I + sqrt(1 - a^2) R, (n, r, r), where a is the root of `shared_share`.
+
+    R rotates the leading axes and the other axes separately, at random.
+    """
     leading = max(1, min(latent - 1, round(fitted.leading_share * latent)))
     views = np.empty((count, latent, latent))
     for view in views:
@@ -222,7 +225,7 @@ def _correlated(rng: np.random.Generator, values: npt.NDArray[np.float64], share
 
 
 def _gate_map(rng: np.random.Generator, latent: int, pairs: int, axes: int) -> FloatArray:
-    """Return random weights (r, P) of the first latent axes, for gate inputs of unit variance."""
+    """Return random weights (r, P) on the first `axes` latent axes; columns have unit norm."""
     weights = np.zeros((latent, pairs))
     used = min(axes, latent)
     weights[:used] = rng.standard_normal((used, pairs))
@@ -230,7 +233,7 @@ def _gate_map(rng: np.random.Generator, latent: int, pairs: int, axes: int) -> F
 
 
 def _project(vectors: FloatArray, views: FloatArray, *, out: FloatArray) -> None:
-    """Write unit components (n, P, d) of vectors (n, r) by views (P, r, d) to `out`."""
+    """Multiply vectors (n, r) by views (P, r, d), and write the products, at unit norm, to `out` (n, P, d)."""
     latent = vectors.shape[1]
     stacked = np.ascontiguousarray(views.transpose(1, 0, 2)).reshape(latent, -1)
     np.matmul(vectors, stacked, out=out.reshape(len(vectors), -1))

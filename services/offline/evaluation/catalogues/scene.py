@@ -59,7 +59,10 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """X items and B queries; label_draws (B, D): rows of the items that each answer should contain; D = 0: unknown."""
+    """X items and B queries.
+
+    label_draws (B, D): rows of the items that each answer should contain; D is 0 if they are unknown.
+    """
 
     name: str
     items: ItemStates

@@ -21,7 +21,7 @@ from services.offline.datasets.locate import Locator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSet:
-    """A database (X, d) with its queries (B, d), float32."""
+    """Items (X, d) and queries (B, d), in float32."""
 
     name: str
     items: FloatArray
@@ -41,7 +41,7 @@ class EmbeddingSource:
 
 
 def minilm_queries(source: EmbeddingSource, *, seed: int, num_items: int | None = None) -> EmbeddingSet:
-    """Return MiniLM vectors (d = 384, unit norm) of 146k real search queries: 1,000 queries, 135k items.
+    """Return MiniLM vectors (d = 384, unit norm) of real search queries: 1,000 as queries and 135k as items.
 
     The first call takes 4.5 minutes on two cores with AVX-512, and stores 224 MB in the cache.
     Raises: ValueError if the model is not installed (with the command to run) or the file is missing.
@@ -51,7 +51,7 @@ def minilm_queries(source: EmbeddingSource, *, seed: int, num_items: int | None 
 
 
 def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArray:
-    """Return MiniLM vectors (B, 384), unit norm, of B texts, from the cache or computed (500 short texts a second).
+    """Return MiniLM vectors (B, 384), unit norm, of B texts, from the cache, else computed at 500 short texts a second.
 
     Raises: ValueError if the model is not installed (with the command to run), or if cached vectors do not fit.
     """
@@ -76,7 +76,7 @@ def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArra
 
 
 def sift(source: EmbeddingSource, *, seed: int) -> EmbeddingSet:
-    """Return 5,000 SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 queries, 4,000 items."""
+    """Return SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 as queries and 4,000 as items."""
     column = pq.read_table(source.locator.file("sift-5k/vectors.parquet"), columns=["vector"])["vector"]
     vectors = np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8).reshape(-1, 128).astype(np.float32)
     return _split("sift-5k", vectors / np.float32(512), 500, 1_000, None, seed)
@@ -85,7 +85,7 @@ def sift(source: EmbeddingSource, *, seed: int) -> EmbeddingSet:
 def _split(
     name: str, vectors: FloatArray, num_queries: int, apart: int, num_items: int | None, seed: int
 ) -> EmbeddingSet:
-    """Set `apart` random vectors apart and take the queries from them; the items are drawn from the rest."""
+    """Draw the queries from `apart` random vectors, and the items from the other vectors."""
     if len(vectors) <= apart:
         raise ValueError(f"{name} has {len(vectors)} vectors; {apart} queries leave no items")
     order = np.random.default_rng(seed).permutation(len(vectors))

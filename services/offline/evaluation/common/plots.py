@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 def panels(
     path: Path | IO[bytes], lines: int, columns: int, *, size: tuple[float, float], dpi: int = 130
 ) -> Iterator[Any]:
-    """Yield axes (lines, columns), each `size` inches, to draw on; write them to `path` afterwards.
+    """Yield axes (lines, columns) to draw on, each of `size` inches; then write them to `path`.
 
     Panels with labelled artists get a legend. The file's description repeats the labels, so that a reader can check
-    their numbers.
+    the numbers in them.
     """
     figure = Figure(figsize=(columns * size[0], lines * size[1]), layout="constrained")
     drawn = figure.subplots(lines, columns, squeeze=False)

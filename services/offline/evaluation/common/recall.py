@@ -33,7 +33,9 @@ def recall(found: Rows, exact: Rows) -> float:
 
 
 def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np.int64]:
-    """Return the number of documents before each pair's own (E,); scores (B, n), pairs (E, 2).
+    """Return the number of documents that rank before each pair's document, (E,).
+
+    Shapes: scores (B, n), pairs (E, 2) of (query, document).
 
     Raises: ValueError if a wanted score is NaN.
     """
@@ -45,8 +47,9 @@ def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np
 
 
 def recalls(ranks: npt.NDArray[np.int64], pairs: Pairs, num_queries: int) -> PerQuery:
-    """Return "recall@K" -> each query's share of its documents among the first K (B,) (arXiv:2312.02429, section 4.1).
+    """Return "recall@K" -> the share (B,) of each query's documents that are among the first K.
 
+    Source: arXiv:2312.02429, section 4.1.
     Raises: ValueError if a query has no document.
     """
     wanted = np.bincount(pairs[:, 0], minlength=num_queries)

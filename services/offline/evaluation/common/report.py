@@ -20,9 +20,9 @@ _MISSING = "–"
 
 
 def filled(template: Path, **values: Any) -> str:
-    """Return the page of a jinja2 template, in which values are shown by `cell`.
+    """Return the page of a jinja2 template, which shows values by `cell`.
 
-    "–" stands for a missing part of a value. Raises: KeyError for a missing value.
+    A missing part of a value is shown as "–". Raises: KeyError for a missing value.
     """
     text = template.read_text(encoding="utf-8")
     if missing := find_undeclared_variables(_TEMPLATES.parse(text)) - {*values, *_TEMPLATES.globals}:
@@ -32,11 +32,11 @@ def filled(template: Path, **values: Any) -> str:
 
 
 def cell(value: Any, spec: str = "") -> str:
-    """Return a value as a page shows it: None as "–", lists joined, else by Python's format specification.
+    """Return a value as a page shows it. None becomes "–"; a list of texts is joined.
 
-    More specifications: `short`, three digits; `share`, four digits without a leading zero; `interval` and `+interval`
-    (with signs), of [mean, low, high]. A prefix `M` or `G` divides by a million or a billion; `±` gives " ± x", and
-    "" for None.
+    `spec` is Python's format specification, or one of these: `short` gives three digits; `share` gives four digits
+    without a leading zero; `interval` and `+interval` (with signs) format [mean, low, high]. A prefix `M` or `G`
+    divides by a million or a billion. A prefix `±` gives " ± x", and "" for None.
     """
     if value is None or isinstance(value, Undefined):
         return "" if spec.startswith("±") else _MISSING

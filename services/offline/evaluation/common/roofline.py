@@ -1,7 +1,7 @@
 """The roofline: measured rates of this machine, and the least time of each algorithm's work at these rates.
 
-It is the larger of arithmetic (float32 multiply-adds plus exponentials, on the same units) and memory (each necessary
-byte read once). Selection and gathering count as 0.
+The least time is the larger of the time for arithmetic (float32 multiply-adds plus exponentials, on the same units) and
+the time for memory (each necessary byte is read once). Selection and gathering count as 0.
 
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
@@ -50,8 +50,9 @@ class Work:
 
 
 def measure_rates() -> Rates:
-    """Time a 1024^3 float32 product, exp over a cached array and the sum of 256 MiB; return the rates of the fastest of
-    40 runs (exp: 400).
+    """Return the rates of the fastest of 40 runs, or 400 for exponentials.
+
+    The runs are a 1024^3 float32 product, exp over a cached array, and a sum over 256 MiB.
     """
     a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
     small, target = torch.rand(1 << 17), torch.empty(1 << 17)
@@ -105,7 +106,7 @@ def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """A class of indexes with pool sizes; scans: first passes over all items; if empty, all items are scored."""
+    """A class of indexes with pool sizes. `scans`: first passes over all items; if empty, all items are scored."""
 
     kind: Any
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -131,7 +132,10 @@ class Algorithm:
 def heuristics(
     pair_pools: Iterable[int], average_pools: Iterable[int], combined_pools: Iterable[tuple[int, int]]
 ) -> list[Algorithm]:
-    """Return TopKPerEmbedding, TopKAvg and the combined top K with these pool sizes (combined: per pair, average)."""
+    """Return TopKPerEmbedding, TopKAvg and CombinedTopK with these pool sizes.
+
+    A combined pool has two sizes: per pair, and by the average.
+    """
     found = [Algorithm(kind=TopKPerEmbedding, sizes={"pool_size": size}, scans=(pair_scan,)) for size in pair_pools]
     found += [Algorithm(kind=TopKAvg, sizes={"pool_size": size}, scans=(average_scan,)) for size in average_pools]
     for pairs, average in combined_pools:

@@ -1,7 +1,7 @@
 """Baselines without a sequence model: popularity, neighbours of items and of sessions, EASE, and matrix factorisation.
 
-Item neighbours and ALS are `implicit`'s. Session neighbours and EASE are written from their papers, because no
-maintained library of them installs with NumPy 2.
+The library `implicit` computes item neighbours and ALS. Session neighbours and EASE are written from their papers,
+because no maintained library for them installs with NumPy 2.
 
 Letters: B events of a batch, U users, X items, S sessions.
 """
@@ -39,7 +39,7 @@ class Baseline(EventScorer, Protocol):
 
 @dataclass(kw_only=True)
 class Popularity:
-    """Items by their number of training events."""
+    """Scores items by their number of training events."""
 
     _counts: FloatArray = field(init=False, repr=False)
 
@@ -52,9 +52,9 @@ class Popularity:
 
 @dataclass(kw_only=True)
 class RecentPopularity:
-    """Items by their number of training events in the `days` before the request, then by all training events.
+    """Scores items by their number of training events in the `days` before the request; all training events break ties.
 
-    A later request uses the last `days` of training. Without times each user's last `events` training events
+    A request after the training data uses its last `days`. Without times, each user's last `events` training events
     count.
     """
 
@@ -88,13 +88,13 @@ class RecentPopularity:
 
 @dataclass(kw_only=True)
 class ServedNeighbours:
-    """A bundle's item neighbours without its model; items without a vote follow by popularity."""
+    """A bundle's item neighbours without its model. Items without a vote rank after the others, by popularity."""
 
     _neighbours: ItemNeighbours = field(init=False, repr=False)
     _counts: FloatArray = field(init=False, repr=False)
 
     def fit(self, train: Interactions, learnt: ItemNeighbours | None = None) -> None:
-        """Learn the neighbours, unless `learnt` has those of the same events."""
+        """Learn the neighbours, or use `learnt`, the neighbours of the same events."""
         self._neighbours, self._counts = learnt or learn_neighbours(train), train.item_counts().astype(np.float64)
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
@@ -103,9 +103,9 @@ class ServedNeighbours:
 
 @dataclass(kw_only=True)
 class ItemKnn:
-    """The sum of an item's similarities to the history's items.
+    """Scores an item by the sum of its similarities to the history's items.
 
-    Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25"), of each item's nearest `neighbours`. The item r
+    `implicit` computes similarities ("cosine", "tf-idf" or "bm25") of each item's nearest `neighbours`. The item r
     positions back has the weight recency^r. Items without a neighbour follow by popularity.
     """
 
@@ -138,12 +138,12 @@ class SessionNeighbours:
     """VMIS-kNN: past sessions that share items with the user's last ones vote for their other items.
 
     A user's training events are cut into sessions of at most `session_events`, and at pauses of more than `pause_hours`
-    if times are known. The user's last `window` events are the evolving session s of length L. Its item p positions
-    from the end (0: the last) has the weight (L - p) / (distinct items of s). Of the `recent_sessions` most recent
+    if times are known. The user's last `window` events are the evolving session s of length L. The item p positions
+    before the last has the weight (L - p) / (distinct items of s). Of the `recent_sessions` most recent
     sessions that share an item with s, the `neighbours` with the largest summed weight r vote. An item's score is the
     sum over voting sessions that contain it of max(0, 1 - 0.1 (q + 1)) r log(S / S_i): q is the smallest p of
-    a shared item, and S_i sessions contain the item. Ties of r go to the more recent session. Without times,
-    sessions have a random order, the same in every run. Items without a vote follow by popularity.
+    a shared item, and S_i sessions contain the item. Of sessions with equal r, the more recent one votes. Without
+    times, sessions have a random order, the same in every run. Items without a vote rank last, by popularity.
     Source: Kersbergen, Sprangers, Schelter: "Serenade - Low-Latency Session-Based Recommendation in e-Commerce at
     Scale", SIGMOD 2022, algorithm 2; sessions are sets here.
     """
@@ -215,7 +215,7 @@ class Ease:
 
     B = I - P / diag(P) with P = (X^T X + `penalty` I)^-1; a user's scores are the history's items (each once) times B.
     Source: Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019, arXiv:1905.03375, equation 8.
-    Cost: O(X^3) time; 8 X^2 bytes, of which 4 X^2 remain. Raises (fit): ValueError above `memory_limit_gib`.
+    Cost: O(X^3) time, and 8 X^2 bytes, of which `fit` keeps half. Raises (fit): ValueError above `memory_limit_gib`.
     """
 
     penalty: float = 500.0
@@ -269,7 +269,7 @@ class ImplicitAls:
         from implicit.cpu.als import AlternatingLeastSquares
         from threadpoolctl import threadpool_limits
 
-        # `implicit` has its own threads: with BLAS's it is many times slower, and warns.
+        # `implicit` has its own threads. If BLAS also has threads, `implicit` warns and is many times slower.
         with threadpool_limits(1, "blas"):
             self._model = AlternatingLeastSquares(
                 factors=self.factors,

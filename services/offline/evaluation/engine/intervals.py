@@ -1,4 +1,4 @@
-"""Differences between arms, paired by event, with intervals over events and seeds.
+"""Differences between arms, paired by event, with intervals over users and seeds.
 
 The pigeonhole bootstrap (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws users and
 seeds independently, so an interval covers both. With a single seed it covers users alone.
@@ -17,7 +17,7 @@ from services.offline.evaluation.engine.metrics import Ranks, gains
 
 Values = npt.NDArray[np.float64]
 Key = TypeVar("Key")
-Interval = list[float]  # mean, low, high of a 95 % interval over events
+Interval = list[float]  # mean, low and high ends of its 95 % interval
 
 REPLICATES = 2000
 CONFIDENCE = 0.95
@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A mean or a difference of means, its interval (95 % if not stated), and the p-value of "it is zero"."""
+    """A mean or a difference of means, its interval (95 % by default), and the p-value of the mean being 0."""
 
     mean: float
     low: float
@@ -50,8 +50,8 @@ def paired_difference(
 ) -> Estimate:
     """Return how much higher `one` is than `other` on the same events.
 
-    Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit. users (E,): events of one user are
-    drawn together; None: each event by itself.
+    Shapes: one (S, E), other (S', E), a value per seed and event, such as a hit. users (E,): events of one user are
+    drawn together; if None, each event is drawn separately.
     Raises: ValueError if the numbers of events differ or are 0.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not one.size or not other.size:
@@ -85,7 +85,7 @@ def interval(means: Values) -> tuple[float, float]:
 def drawn_means(
     values: Sequence[Values], groups: npt.NDArray[np.integer], *, replicates: int = REPLICATES, seed: int = 0
 ) -> list[Values]:
-    """Return means (R,) of each array of values (E,), over the same draws of groups (E,) of events."""
+    """Return each array's means (R,) of values (E,), all over the same draws of groups (E,) of events."""
     present, dense = np.unique(groups, return_inverse=True)
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(len(present), np.full(len(present), 1 / len(present)), size=replicates).astype(np.float64)
@@ -101,10 +101,10 @@ def estimates(
     minus: str | None = None,
     seed: int = 0,
 ) -> dict[str, dict[str, Interval]]:
-    """Return [mean, low, high] over E events by name and metric; {} without events.
+    """Return name -> metric -> [mean, low, high] over E events; {} without events.
 
-    groups (E,): events of one group are drawn together. minus: subtract this name's values, on the same draws. Ranks
-    (E,) are 0-based.
+    groups (E,): events of one group are drawn together. minus: the name whose values are subtracted, on the same draws.
+    Ranks (E,) are 0-based.
     """
     if not len(groups):
         return {}

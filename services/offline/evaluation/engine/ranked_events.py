@@ -1,8 +1,8 @@
-"""Rank held-out events against the whole catalogue, each from its user's earlier events, held-out ones included.
+"""Rank the item of each held-out event in the whole catalogue, by the user's earlier events, also held-out ones.
 
-Seen items are excluded for every scorer alike, so a model and its baselines answer the same questions.
+Every scorer excludes the same seen items, so a model and its baselines answer the same questions.
 
-Letters: E events to predict, B of them at a time, X items.
+Letters: E events to predict, B events of a batch, X items.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _COVERAGE_DEPTH = 10
 
 
 class EventScorer(Protocol):
-    """Scores the catalogue as a user's next item: a model or a baseline."""
+    """A model or baseline that scores every item as a user's next one."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
         """Return scores (B, X) of every item as the event at position events[b] of users[b]; higher is better.
@@ -35,7 +35,7 @@ class EventScorer(Protocol):
 class HeldOutBatch:
     """B events to predict.
 
-    Shapes: events (B,) positions in `histories`, users (B,), targets (B,), seen (B, X): items that do not compete.
+    Shapes: events (B,) positions in `histories`, users (B,), targets (B,), seen (B, X): items that are not ranked.
     """
 
     histories: Histories
@@ -90,7 +90,7 @@ def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) ->
 
 
 def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
-    """Rank each event's item against the catalogue without the user's seen items. Raises: as `held_out_batches`."""
+    """Rank each event's item against the catalogue without the user's seen items. Raises: see `held_out_batches`."""
     batches, ranks, tops, shown = [], [], [], np.zeros(interactions.num_items, dtype=bool)
     for batch in held_out_batches(interactions, rows):
         scores = scorer.scores(batch.histories, batch.events, batch.users)

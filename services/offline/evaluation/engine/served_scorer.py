@@ -1,4 +1,4 @@
-"""A bundle as a scorer that answers like its processes: ONNX encoder, states, mixture and neighbours.
+"""Score with a bundle as its processes do, by the ONNX encoder, states, mixture and neighbours.
 
 Letters: B events, X items of the data.
 """

@@ -22,7 +22,7 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """events: oldest first; as_of: time of the request, unix seconds; None: right after the last event."""
+    """A user's events, oldest first. as_of: the request's time in Unix seconds, or None for the last event's time."""
 
     user_id: str
     events: Sequence[StoredEvent]

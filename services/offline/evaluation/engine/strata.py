@@ -21,7 +21,7 @@ def strata(split: MeasuredSplit, ranked: RankedEvents) -> Iterator[tuple[str, st
     """Yield (question, stratum, mask (E,)) of every stratum that has an event.
 
     Popularity is the target's number of training events. Events at most an hour apart are one sitting. A new user has
-    no training event. Strata by time need times.
+    no training event. Without times, there are no strata by time.
     """
     histories = Histories.of(split.interactions)
     train = split.train

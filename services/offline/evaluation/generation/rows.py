@@ -1,6 +1,6 @@
-"""`freshet bench generation`: the cost of identifiers as the vocabulary grows, next to full softmax and SVD-softmax.
+"""`freshet bench generation`: the time of generation by vocabulary size, next to full softmax and SVD-softmax.
 
-Letters: V vocabulary size, D width, s positions, U tokens scored, K results.
+Letters: V vocabulary size, D width, s positions, U scored tokens, K results.
 """
 
 import time
@@ -57,8 +57,10 @@ def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | Non
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """tokens(x): those worth scoring for a query x (1 + s, D), ascending, including [PAD]. bytes_read: to find them,
-    without their own rows. nbytes: in addition to the output layer's.
+    """A way to choose the tokens to score.
+
+    tokens(x) returns the chosen tokens for a query x (1 + s, D), ascending, with [PAD]. bytes_read: the bytes that the
+    choice reads, without the chosen tokens' rows. nbytes: memory in addition to the output layer's.
     """
 
     name: str
@@ -125,7 +127,7 @@ def _row(
     lengths = np.diff(world.offsets)
     recalls = []
     for number, (best, _) in enumerate(truths):
-        positions = int(lengths[wanted[number]])  # then padding and noise
+        positions = int(lengths[wanted[number]])  # the remaining positions have padding and noise
         recalls.append(np.isin(best[:positions], kept[number]).mean())
     union = float(np.mean([len(tokens) for tokens in kept]))
     least = (method.bytes_read + union * (world.layer.width + 4)) / rates.bytes_read

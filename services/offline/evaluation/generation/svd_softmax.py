@@ -19,7 +19,7 @@ _SAMPLED = 1 << 15
 
 
 class SvdSoftmax:
-    """About the N tokens per position with the largest products over the `window` leading directions."""
+    """Chooses about N tokens per position, by the largest products over the `window` leading directions."""
 
     def __init__(self, layer: OutputLayer, *, window: int, taken: int) -> None:
         """Take the directions from the rows' second-moment matrix. Projected rows are int8. Cost: V D (D + window)."""
@@ -42,7 +42,7 @@ class SvdSoftmax:
         return self._previews.nbytes + self._directions.nbytes
 
     def tokens(self, x: Floats) -> Tokens:
-        """Return the tokens worth scoring for a query x (1 + s, D): ascending, including [PAD]."""
+        """Return the chosen tokens for a query x (1 + s, D), ascending, with [PAD]."""
         return best_of_each(token_scores(self._previews, x[1:] @ self._directions, None), self._taken)
 
 

@@ -1,12 +1,12 @@
-"""A phrase model of any vocabulary size without training: weights, identifiers, queries and a fitted shortlist.
+"""A phrase model of any vocabulary size, made without training: weights, identifiers, queries and a fitted shortlist.
 
 Training with millions of phrases is too expensive. The cost of decoding depends on the weights' spectrum and on how
-queries cluster around topics, and both come from real data: a phrase's row sums .8, .7 and .3 times three rows of
-MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one).
+queries cluster around topics, and both come from real data. A phrase's row is the sum of .8, .7 and .3 times three rows
+of MiniLM's word-piece embeddings: those of its topic's word, a frequent word and a rare word.
 
-Tokens are numbered so that the phrases of one shortlist are adjacent: a shortlist's 25,000 rows, scattered over
-gigabytes, each cost a page walk, and adjacent rows cost less than half (2.1 ms of processor time against 5.4 for 25,000
-of 5 million int8 rows in runs of 25). Bundles do not use this order (decision 060).
+Tokens are numbered so that the phrases of one shortlist are adjacent. A row that is scattered over gigabytes costs a
+page walk. Of 5 million int8 rows, 25,000 scattered ones take 5.4 ms of processor time, and runs of 25 adjacent rows
+take 2.1 ms. Bundles do not use this order (decision 060).
 
 Letters: V vocabulary size, D width (384), s positions, I identifiers, m vectors, r tokens of a set, N queries.
 """
@@ -53,7 +53,7 @@ class WorldShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Phrases:
-    """The output layer, and the identifiers' tokens (sum of n,) with offsets (I + 1,)."""
+    """The output layer, and the tokens of all identifiers in one array, in which identifier i begins at offsets[i]."""
 
     shape: WorldShape
     layer: OutputLayer
@@ -63,8 +63,8 @@ class Phrases:
     def query(self, rng: np.random.Generator, identifier: int) -> Floats:
         """Return x (1 + s, D) near an identifier; x_0 is the mean of its phrases' rows.
 
-        A position is a phrase's row (after the last, padding) plus .3 times the mean and .3 times a row of a random
-        other identifier. All have noise.
+        A position has the row of its phrase, or of [PAD] after the last phrase, plus .3 times the mean and .3 times a
+        row of a random other identifier. Every vector gets noise.
         """
         other = int(rng.integers(0, self.shape.num_identifiers))
         own, mixed = (
@@ -80,7 +80,7 @@ class Phrases:
         return x + rng.normal(scale=0.4 * float(own.std()), size=x.shape).astype(np.float32)
 
     def centers(self, rng: np.random.Generator) -> Floats:
-        """Return spherical k-means centres of x_0, from 16 queries per vector."""
+        """Return m spherical k-means centres of x_0, fitted to 16 m queries."""
         asked = rng.integers(0, self.shape.num_identifiers, size=16 * self.shape.vectors)
         lengths = (self.offsets[asked + 1] - self.offsets[asked]).astype(np.int64)
         begins = np.cumsum(lengths) - lengths
@@ -100,7 +100,7 @@ class Phrases:
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseWorld(Phrases):
-    """The parts of a generator; tokens are already numbered by locality."""
+    """The parts of an identifier generator (`Generator`), with tokens numbered by `locality_order`."""
 
     shortlist: Shortlist
     trie: IdentifierTrie
@@ -193,8 +193,9 @@ def _move(rows: CodedRows, places: Tokens) -> None:
 def locality_order(centers: Floats, sets: Tokens, *, num_tokens: int) -> Tokens:
     """Return `token_rows` (V,), the new row of each token; [PAD] stays at 0.
 
-    Shapes: centers (m, D), sets (m, r), most probable first. A token's home is the set with its best rank (the first of
-    equals). Similar homes are near, tokens of a home by rank. Tokens in no set come last. Cost: m r operations.
+    Shapes: centers (m, D), sets (m, r), most probable first. Each token is placed with the
+    set in which it has its best rank. Similar sets are near each other. The tokens of a set are ordered by rank, and
+    tokens in no set come last. Cost: m r operations.
     """
     chain = _chain(centers)
     home = np.full(num_tokens, len(sets), dtype=np.int64)
@@ -212,7 +213,7 @@ def locality_order(centers: Floats, sets: Tokens, *, num_tokens: int) -> Tokens:
 
 
 def _chain(centers: Floats) -> npt.NDArray[np.int64]:
-    """Order vectors by halving them repeatedly along the line between two distant ones."""
+    """Order vectors by dividing the set in half repeatedly, along the line between two distant vectors."""
     order = np.arange(len(centers))
     waiting = [(0, len(order))]
     while waiting:

@@ -1,6 +1,6 @@
 """The roofline of a GPU: measured rates of its tensor cores, special functions and memory.
 
-These run in parallel, unlike a processor's: the least time of some work is the largest of three times.
+They run in parallel, unlike a processor's units, so the least time of some work is the largest of their three times.
 """
 
 import statistics
@@ -18,7 +18,7 @@ Clock = Callable[[Callable[[int], object], int], list[float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardRates:
-    """Per second: multiply-adds of a large half-precision product, exponentials in registers, bytes copied."""
+    """Rates per second: multiply-adds of a large half-precision product, exponentials in registers, bytes copied."""
 
     multiply_adds: float
     exponentials: float
@@ -58,7 +58,7 @@ def measure_card() -> CardRates:
 
 
 def cuda_events(call: Callable[[int], object], repeats: int) -> list[float]:
-    """Return milliseconds of each call, after three uncounted ones for compiling and capturing."""
+    """Return milliseconds of each call, after three uncounted calls that compile and capture."""
     found = []
     for number in range(3 + repeats):
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -260,7 +260,7 @@ def _compiled_best(
     compiled = torch.compile(plain, dynamic=False, backend=backend)
     shape, out = scene.shape, torch.empty((len(components), len(items)), dtype=dtype, device=device)
     widest = max(shape.gate_hidden, shape.num_pairs) * len(components) * dtype.itemsize
-    # Chunks of one size (the last overlaps the one before), so that one program is compiled.
+    # All chunks have one size, so that one program is compiled. The last chunk overlaps the one before.
     step = -(-len(items) // -(-len(items) * widest // _COMPILED_BYTES))
 
     def call(_: int) -> torch.Tensor:
@@ -299,9 +299,9 @@ def _wrong_proofs(answers: TopK, exact: TopK) -> int:
 def measure(
     shapes: Sequence[str], *, batches: Sequence[int], seed: int, quick: bool, as_json: bool, device: str = "cuda"
 ) -> int:
-    """Print a line per row, and with `as_json` one object with `rows` at the end. Return 1 after a failure, else 0.
+    """Print a line per row; with `as_json`, print an object with `rows` at the end. Return 1 after a failure, else 0.
 
-    Raises: as `rows`.
+    Raises: see `rows`.
     """
     # The largest first: they matter most if time runs out.
     names = shapes or ["books", "ml-20m", "nq320k", "ml-1m"]

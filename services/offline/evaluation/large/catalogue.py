@@ -27,7 +27,7 @@ def enlarged(
 ) -> Bundle:
     """Write a bundle of `num_items` synthetic items to `path`, with the head and gate of `bundle`, without an encoder.
 
-    width: coordinates of each component, by default all. coded: with codebooks for `anisotropic`.
+    width: number of coordinates of each component; None means all. coded: add codebooks for `anisotropic`.
     """
     generator = np.random.default_rng(seed)
     trained, head = bundle.item_states, bundle.manifest.head
@@ -77,7 +77,7 @@ def _numbered(count: int) -> Strings:
 
 
 def queries(bundle: Bundle, count: int, *, seed: int) -> QueryStates:
-    """Return states of `count` histories of 50 random items, or as many as the encoder reads."""
+    """Return states of `count` random histories. A history has 50 items, or fewer if the encoder reads fewer."""
     generator = np.random.default_rng(seed + 1)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -26,7 +26,7 @@ _TRUTH = "brute_force"
 
 @dataclass(frozen=True, slots=True)
 class Changing:
-    """Search times before and during changes, changes per second, and recall of brute force's top K at the end."""
+    """Search times before and during changes, changed items per second, and final recall of brute force's top K."""
 
     before: Times
     while_changing: Times
@@ -37,9 +37,10 @@ class Changing:
 def searched_while_changing(
     catalogue: Bundle, asked: QueryStates, algorithm: str, k: int, *, seconds: float, seed: int
 ) -> Changing:
-    """Search without changes; apply half of the changes that trigger a merge; then search during changes.
+    """Search without changes, apply half as many changes as trigger a merge, then search during changes.
 
-    The last part takes `seconds`: a search every ten milliseconds, 1,000 changed items per second, 20 at a time.
+    The last step takes `seconds`. It searches about every ten milliseconds, and changes 1,000 items per second, 20 at
+    a time.
     Raises: ValueError for an unknown algorithm.
     """
     wanted = parse_algorithm(algorithm)

@@ -1,6 +1,6 @@
-"""The cost of a proven gap: searches that request a gap of 0, .01 and .05, next to `exact` and an unproven pool.
+"""Measure the cost of a proven gap: searches request a gap of 0, .01 or .05, next to `exact` and an unproven pool.
 
-Brute force checks the answers of the candidates process's handler.
+The candidates process's handler answers; brute force checks its answers.
 """
 
 import time
@@ -28,15 +28,15 @@ from services.offline.evaluation.large.catalogue import enlarged, queries
 
 K = 100
 GAPS = (0.0, 0.01, 0.05)
-# `exact` first tries each strategy three times, and the automatic choice learns which algorithm proves a gap.
+# During warm-up `exact` tries each strategy three times, and the automatic choice learns which algorithm proves a gap.
 _WARM_UP, _TIMED, _AT_ONCE = 24, 1_000, 16
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], requests: int) -> Report:
-    """Check `requests` searches of each gap, on one thread; writes gaps.{md,json,png}.
+    """Check `requests` searches for each gap, on one thread; write gaps.{md,json,png}.
 
-    The first thousand of each kind are timed, one at a time. The others are answered 16 at once, which takes three
-    fifths of the time. Raises: BundleError; ValueError for a bundle without an encoder.
+    The first thousand searches of each kind run one at a time and are timed. The others run 16 at once, which takes
+    three fifths of the time. Raises: BundleError; ValueError for a bundle without an encoder.
     """
     began = time.perf_counter()
     set_compute_threads(1)

@@ -1,4 +1,4 @@
-"""Start and memory of one shard of a catalogue, and of the processes in front of it, each in its own process."""
+"""Measure start time and memory of a catalogue shard's process and of the processes in front of it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ Loaded = tuple[Any, dict[str, float]]
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, width: int | None) -> Report:
-    """Measure with one computing thread each; writes large-shards.{md,json}.
+    """Measure each process alone, with one computing thread; write large-shards.{md,json}.
 
-    width: as in `enlarged`. Raises: BundleError.
+    width: see `enlarged`. Raises: BundleError.
     """
     from services.offline.evaluation.large.catalogue import enlarged
 

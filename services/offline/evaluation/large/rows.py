@@ -1,4 +1,4 @@
-"""One row per size and algorithm: the same search in the library and by the service's RPC."""
+"""Measure the same searches in the library and by the service's RPC, with one row per size and algorithm."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -63,9 +63,9 @@ class TextSet:
 
 
 def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Judged]]:
-    """Yield (fitted, held out) parts of the training queries, `count` times, disjoint.
+    """Yield `count` disjoint (fitted, held out) parts of the training queries; no query is held out twice.
 
-    With `tested_are_trained` a query stays fitted if one of its documents would have no other query.
+    With `tested_are_trained` a query is not held out if one of its documents has no other fitted query.
     """
     train = data.train
     fold_of = np.random.default_rng(seed).permutation(len(train)) % count

@@ -1,7 +1,7 @@
 """Indexes for text queries with PEFA: this library's, and hnswlib (an extra).
 
-PEFA-XS is another set of vectors in the same index. PEFA-XL adds a second search and the voted documents. Graphs have
-the paper's settings. An answer is a query's 100 best documents, best first.
+PEFA-XS puts other vectors into the same index. PEFA-XL adds a second search and the documents that it votes for. Graphs
+have the paper's settings. An answer is a query's 100 best documents, best first.
 
 Letters: n documents, m training queries, B queries, E pairs, d width, k neighbours, K results.
 """
@@ -111,7 +111,7 @@ class GraphVectors(Vectors):
 
 
 class GraphMemory:
-    """The paper's second graph: votes of the k nearest training queries by hnswlib."""
+    """The paper's second graph, in which hnswlib finds the k nearest training queries, which vote."""
 
     def __init__(self, train: Judged, relevant: sparse.csr_matrix, *, k: int, seed: int) -> None:
         self._graph = GraphVectors(train.queries, seed=seed, results=k)
@@ -128,9 +128,9 @@ Memory = ServedMemory | GraphMemory
 
 
 class Voted:
-    """PEFA-XL: the base's best documents and every voted one, by lambda s + (1 - lambda) vote.
+    """PEFA-XL: rank the base's best documents and all voted documents by lambda s + (1 - lambda) vote.
 
-    It is exact if base and memory are and no vote is negative.
+    The answer is exact if the base and the memory are exact and no vote is negative.
     """
 
     def __init__(self, documents: FloatArray, base: Vectors, memory: Memory, *, share: float) -> None:

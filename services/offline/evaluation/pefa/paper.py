@@ -49,7 +49,7 @@ def xs_passages(passages: FloatArray, queries: FloatArray, relevant: sparse.csr_
 def nearest_queries(asked: FloatArray, queries: FloatArray, k: int) -> tuple[Rows, Scores]:
     """Return rows and inner products of the k nearest training queries to each query asked, by exact search.
 
-    Shapes: asked (B, d), queries (m, d) -> (B, min(k, m)) each, best first, ties by row.
+    Shapes: asked (B, d), queries (m, d) -> two arrays (B, min(k, m)), best first, ties by row.
     """
     rows = np.empty((len(asked), min(k, len(queries))), dtype=np.int64)
     products = np.empty(rows.shape)
@@ -62,9 +62,9 @@ def nearest_queries(asked: FloatArray, queries: FloatArray, k: int) -> tuple[Row
 
 
 def xl_votes(neighbours: Rows, products: Scores, relevant: sparse.csr_matrix, *, k: int) -> sparse.csr_matrix:
-    """Return the nearest training queries' votes for passages (B, n): (1/k) sum over them of <q, q_i> Y_ij.
+    """Return the votes for passages (B, n): (1/k) times the sum over the nearest training queries of <q, q_i> Y_ij.
 
-    Shapes: neighbours and products (B, k') with k' <= k, row -1 for none; relevant (m, n).
+    Shapes: neighbours and products (B, k') with k' <= k, padded with row -1; relevant (m, n).
     Source: arXiv:2312.02429, equation 5 with D_ii = 1/k.
     """
     query, place = np.nonzero(neighbours >= 0)

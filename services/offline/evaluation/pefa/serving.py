@@ -31,11 +31,11 @@ from services.offline.evaluation.pefa.sweep import ENCODER, Setting, xs_vectors
 Build = Callable[[], Vectors | Voted]
 
 _OURS = ("brute_force", "quantized(1)", "quantized(300,{cells})")
-_VISITED = 0.6  # share of about 100 cells that the approximate index visits; a quarter lost 6 points of recall
+_VISITED = 0.6  # share of about 100 cells that the approximate index visits; a share of .25 lost 6 points of recall
 
 
 def builds(data: TextSet, settings: Mapping[str, Setting], *, seed: int) -> dict[tuple[str, str], Build]:
-    """Return (index, method) -> a function that builds it; settings: of "xs" and "xl". hnswlib is an extra."""
+    """Return (index, method) -> a function that builds it, with the settings of "xs" and "xl". hnswlib is an extra."""
     documents, train = data.documents, data.train
     xs, xl = settings["xs"], settings["xl"]
     visited = max(1, round(_VISITED * default_cells(*documents.shape).num_cells))
@@ -61,7 +61,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return one row per index and method, as in the paper's Table 6, with recall.
 
-    Times are processor time of all threads. Builds use up to two threads; queries run one at a time, alternating
+    Times are all threads' processor time. Builds use up to two threads; queries run one at a time, alternating
     between indexes, on one thread. PyTorch keeps this setting.
     """
     built: dict[tuple[str, str], Vectors | Voted] = {}

@@ -32,7 +32,7 @@ _HELD_OUT = 2_500  # held-out queries that decide; with fewer training queries, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A method with its lambda (`share`) and k; `printed`: the printed reading of equation 8."""
+    """A method with its lambda (`share`) and k; `printed`: whether equation 8 is read as printed."""
 
     method: Method
     share: float = 1.0

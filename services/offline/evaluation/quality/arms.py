@@ -19,8 +19,8 @@ _FIELDS = ("loss", "num_negatives", "groups_per_tile", "head_rate", "gate_rate",
 class Trial:
     """An arm's setting. `regularised`: more dropout, encoder .3 and item .2.
 
-    `component_width` is for mixtures; None: the preset's. `rate` multiplies the learning rate of all parameters,
-    `head_rate` that of the head's projections, `gate_rate` that of the gate.
+    `component_width` is for mixtures; None means the preset's width. `rate` multiplies the learning rate of all
+    parameters, `head_rate` that of the head's projections, and `gate_rate` that of the gate.
     """
 
     loss: str
@@ -61,7 +61,7 @@ Changes = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """`shaped` turns a preset's configuration, HSTU with the mixture, into this arm's; `changes`: as in `tune`."""
+    """`shaped` turns a preset's configuration (HSTU with the mixture) into this arm's; `tune` tries `changes`."""
 
     name: str
     title: str

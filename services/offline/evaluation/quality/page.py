@@ -16,9 +16,9 @@ from services.offline.evaluation.quality.arms import ARMS
 def quality(
     request: Request, *, data: Sequence[table.MeasuredData], store: Path, seeds: int | None, hours: float | None
 ) -> Report:
-    """Compare encoders and heads with tuned baselines; writes quality.{md,json,png}. It skips finished runs in `store`,
-    and complete splits of the present quality.json; no run begins after `hours`.
+    """Compare encoders and heads with tuned baselines; write quality.{md,json,png}.
 
+    Finished runs in `store` and complete splits in the existing quality.json are skipped. No run begins after `hours`.
     Raises: DatasetUnavailableError for a set that is not on this machine.
     """
     began = time.perf_counter()

@@ -45,10 +45,10 @@ _GAP_BITS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """The published differences; defaults are this repository's protocol.
+    """The differences of a protocol; the defaults are this repository's protocol.
 
-    knows_absence: the model gets the time since the last event in buckets, the first below 1,024 s. seeds: number of
-    trainings with the dot product and with the mixture.
+    knows_absence: the model gets the time since the last event, in buckets, of which the first ends at 1,024 s. seeds:
+    number of trainings with the dot product and with the mixture.
     """
 
     title: str
@@ -111,9 +111,9 @@ class PublishedModel(SequentialModel):
 
 
 def with_next_times(interactions: Interactions) -> Interactions:
-    """Return the events with their time in the upper 32 bits of the timestamps.
+    """Return the events with two values in each timestamp: the upper 32 bits have the event's time.
 
-    The lower 32 bits have the seconds until the user's next event, 0 for the last.
+    The lower 32 bits have the seconds until the user's next event, or 0 for the last event.
     """
     rows, offsets = interactions.by_user()
     times = interactions.timestamps[rows]

@@ -46,14 +46,14 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A final run also has ranked test events."""
+    """A finished run. Only a final run has ranked test events."""
 
     row: Row
     ranked: RankedEvents | None
 
 
 class Store:
-    """Finished runs by name: `name`.json and, for final runs, `name`.npz."""
+    """A folder of finished runs, stored as `name`.json and, for final runs, also `name`.npz."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,8 +1,8 @@
-"""The whole comparison: its data, splits and seeds, the order of its runs, and their results.
+"""The whole comparison: the data, splits and seeds, the order of the runs, and the results.
 
-Every arm and every baseline tunes itself on validation, then ranks the test events once per seed. At the time limit the
-work ends; the next call continues. The report counts missing runs. A section of an earlier report, possibly from
-another machine, is used until this machine has more runs of it.
+Every arm and baseline is tuned on validation, then ranks the test events; arms do so once per seed. At the time limit
+the work ends; the next call continues it. The report counts missing runs. A section of an earlier report, possibly from
+another machine, is used until this machine has more runs for that section.
 """
 
 import math
@@ -29,21 +29,21 @@ from services.offline.training.presets import preset
 from services.offline.training.sequences import Histories
 
 TIME, LAST, LAST_REVERSED = "global time", "leave-one-out", "leave-one-out, reversed ties"
-# The metrics of a verdict; Holm's correction is over the verdicts of a family and a metric.
+# Each verdict has these metrics. Holm's correction is applied to the verdicts of one family and one metric.
 JUDGED = ("ndcg@10", "hr@10")
-# Holm multiplies the smallest possible p-value, 2 / (R + 1), by the comparisons of a family, 50 at most: .02.
+# The smallest possible p-value is 2 / (R + 1). Holm multiplies it by a family's comparisons, at most 50, to .02.
 _REPLICATES = 5_000
-# Processor time of an arm's trials on one split: on ML-1M a dozen of a dot product, half as many of a mixture.
+# Processor time for an arm's trials on one split. On ML-1M, a dot product has time for 12 trials, a mixture for 6.
 TUNING_SECONDS = 600.0
 _SHORTER, _NEIGHBOURS = "short", "neighbours"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredData:
-    """One data set of the table. The first split is the primary one; `seeds` counts final runs.
+    """A data set of the table. The first split is the primary one; `seeds` is the number of final runs per arm.
 
-    `variant` distinguishes entries of one data set. `setting`: all arms use it, untuned. `settings_of`: another set,
-    whose trials chose the settings. `epochs`: length of final runs.
+    `variant` distinguishes entries of one data set. `setting`: the setting of all arms, which replaces tuning.
+    `settings_of`: another set, whose trials chose the settings. `epochs`: the length of final runs.
     """
 
     name: str
@@ -66,7 +66,7 @@ class MeasuredData:
         return self.settings_of or self.key, LAST if split == LAST_REVERSED else split
 
     def arms_of(self, split: str) -> tuple[str, ...]:
-        """Return the split's arms. Reversed ties only check one verdict, so they have its two arms."""
+        """Return the split's arms. The split with reversed ties only checks one verdict, so it has two arms."""
         return ("hstu-dot", "hstu-mol") if split == LAST_REVERSED else self.arms
 
     def expected(self, split: str) -> int:
@@ -84,7 +84,7 @@ DATA = (
     MeasuredData(name="amazon-beauty-2014", splits=(LAST,)),
     MeasuredData(name="ml-1m", splits=(TIME, LAST, LAST_REVERSED)),
     MeasuredData(name="amazon-sports-2014", splits=(LAST,)),
-    # Own trials would take five hours. EASE's matrices, items by items, need 22 GiB.
+    # Trials on this set would take five hours. EASE's matrices of items by items need 22 GiB.
     MeasuredData(
         name="amazon-beauty-large-2014",
         splits=(LAST,),
@@ -148,7 +148,7 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """until: no run begins after this time.monotonic(); None: no limit."""
+    """No run begins after `until` (a time.monotonic()); None means no limit."""
 
     store: Path
     say: Callable[[str], None]
@@ -171,7 +171,7 @@ def measure(work: Work, data: Sequence[MeasuredData]) -> bool:
     try:
         for one in data:
             open_splits = [split for split in one.splits if _num_done(work, one, split) < one.expected(split)]
-            # A split that another machine began starts again here, so splits without any result come first.
+            # This machine repeats a split that another machine began, so splits without any result come first.
             open_splits.sort(key=partial(_num_done, work, one))
             if not open_splits:
                 continue
@@ -249,7 +249,7 @@ class _Comparison:
         return Histories.of(self.split.train).num_positions * self.plan.trial_epochs * microseconds / 1e6
 
     def final(self, arm: Arm, trial: Trial, seed: int, *, served: bool = False) -> None:
-        """Do a final run. `served`: with item neighbours, as a bundle serves it."""
+        """Do a final run. `served`: rank with item neighbours, as a bundle does."""
         name = f"{arm.name}/final-{seed}"
         served_name = f"{arm.name}/{_NEIGHBOURS}-{seed}" if served else name
         self._trained(served_name, arm, trial, seed=seed, is_final=True, of=name)
@@ -274,9 +274,9 @@ class _Comparison:
     def _trained(
         self, name: str, arm: Arm, trial: Trial, *, seed: int, is_final: bool, plan: Plan | None = None, of: str = ""
     ) -> Finished:
-        """If `of` names another run, use that run's model, with item neighbours."""
+        """Do a run. If `of` names another run, use that run's model, with item neighbours."""
         store = self.store if is_final else self.trials
-        # A trial's checkpoint has its setting in its name: a later call may measure other times and try another one.
+        # A trial's checkpoint is named by its setting, because a later call may try another setting as this trial.
         checkpoints = of or (name if is_final else f"{name}, {trial.text}")
 
         def progress(step: Step) -> None:
@@ -404,7 +404,7 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
 
 
 def _order(comparison: _Comparison) -> dict[str, Any] | None:
-    """The shuffle test, only of the data's first split; an earlier report's result is used if it has one."""
+    """Return the shuffle test, only for the data's first split; reuse the earlier report's result if it has one."""
     data, split = comparison.data, comparison.split
     if data.key != data.name or split.name != data.splits[0]:
         return None
@@ -469,9 +469,9 @@ def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterato
 
 
 def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) -> Estimate:
-    """Return how much higher a metric of `one`'s runs is than of `other`'s.
+    """Return how much higher a metric is in `one`'s runs than in `other`'s.
 
-    Users are drawn as well as seeds: in a time split a user has several similar test events.
+    Users and seeds are drawn, because in a time split a user has several similar test events.
     """
     ranked = one[0].ranked
     assert ranked is not None
@@ -481,7 +481,7 @@ def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) 
 
 
 def family(question: str) -> str:
-    """Return the question's family, in which p-values are corrected together: one question of the page."""
+    """Return the question's family: the page's question whose p-values are corrected together."""
     if question.endswith("best baseline"):
         return "against the best baseline"
     return "item neighbours" if question.startswith("with item neighbours") else "mixture against dot product"

@@ -107,15 +107,15 @@ def compare(
 
 
 def rows(request: Request) -> list[Row]:
-    """Return rows of `kind` "rate" (one bit rate a set), "lsq" and "threshold" (a sweep of T), the last two on sift-5k.
+    """Return rows of `kind` "rate" (one bit rate per set), and on sift-5k also "lsq" and "threshold" (a sweep of T).
 
-    quick: one seed and at most 10,000 items; else three seeds and up to 20,000 items. LSQ takes about m^2 as many steps
-    per point as product quantization: 64 bits, one seed.
+    quick: one seed and at most 10,000 items; else three seeds and up to 20,000 items. LSQ takes about m^2 times as many
+    steps per point as product quantization, so it has only 64 bits and one seed.
     Raises: ValueError if a set's file or the embedding model is missing.
     """
     source, quick, seed, say = EmbeddingSource(), request.quick, request.seed, request.say
     found: list[Row] = []
-    # FAISS's own rotation needs 50 iterations, longer than the rest.
+    # FAISS's rotation needs 50 iterations, which take longer than all the rest.
     methods = (OURS, UNROTATED, FAISS_PQ) if quick else (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ)
     for run in range(seed, seed + (1 if quick else 3)):
         questions = minilm_queries(source, seed=run, num_items=10_000 if quick else 20_000)

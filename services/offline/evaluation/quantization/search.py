@@ -69,8 +69,8 @@ class Built:
 def rows(quick: bool, seed: int) -> list[dict[str, Any]]:
     """Return one row per set, library and batch, at the cheapest setting with recall@100 of at least .99.
 
-    PyTorch and FAISS then keep one thread. `quick`: at most 100,000 items of each set, without indexes that take
-    minutes.
+    Afterwards PyTorch and FAISS still use one thread. `quick`: use at most 100,000 items of each set, and omit indexes
+    that take minutes.
     """
     use_threads(1)
     results = []
@@ -121,7 +121,9 @@ def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: Vector
 
 
 def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
-    """Return each ladder's first setting with the wanted recall; if none has it, the nearest setting."""
+    """Return each ladder's first setting with the wanted recall; if none has it, the setting with the highest
+    recall.
+    """
     found, short = [], []
     for ladder in built.ladders:
         for setting in ladder:

@@ -35,7 +35,7 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         *(Algorithm(kind=kind, sizes={"pool_size": size}) for kind in of_tangents for size in _TANGENT_POOLS),
     ]
     if quick:
-        # Wide vectors take minutes to encode.
+        # Encoding wide vectors takes minutes.
         slow = _NOT_QUICK + (("quantized", "anisotropic") if shape.component_width > 256 else ())
         found = [one for one in found if not one.name.startswith(slow)]
     return [one for one in found if max(one.sizes.values(), default=0) <= num_items // 2]

@@ -3,7 +3,7 @@
 The hit rate is measured on trained bundles alone: a generated catalogue has no labels, and its recall says nothing
 about trained models.
 
-Letters: X items, B queries, K = 100 results, Q queries that quality is measured with.
+Letters: X items, B queries, K = 100 results, Q queries to measure quality.
 """
 
 import copy
@@ -54,7 +54,7 @@ _LEFT_OUT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One shape: its batch sizes, queries for quality, and seconds of timing per row."""
+    """The plan for a shape: batch sizes, number of queries to measure quality, and seconds of timing per row."""
 
     shape: Shape
     batches: tuple[int, ...]
@@ -70,9 +70,9 @@ def run(
     bundle: Path | None = None,
     with_proof: bool = False,
 ) -> Report:
-    """Measure Table 5 at the shapes; writes retrieval.{md,json}.
+    """Measure Table 5 at the shapes; write retrieval.{md,json}.
 
-    bundle: in place of the generated ml-1m. with_proof: first compare answers and certificates with the float64
+    bundle: replaces the generated ml-1m catalogue. with_proof: first compare answers and certificates with the float64
     formula.
     Raises: ValueError or BundleError for a bundle that does not fit.
     """
@@ -89,9 +89,9 @@ def run(
 
 
 def page(report: Report) -> str:
-    """Return retrieval.md: trained bundles first; optional `notes` precede the first synthetic table.
+    """Return retrieval.md, with trained bundles first. Optional `notes` precede the first synthetic table.
 
-    Only brute force's transcription is a row; a column has the others' times.
+    The transcription of brute force has a row; the times of the other transcriptions are in a column.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in report["rows"]:
@@ -238,9 +238,9 @@ class _Run:
 def _timed(
     search: Callable[[QueryStates, int], Any], queries: QueryStates, batch: int, seconds: float, *, every_query: bool
 ) -> tuple[Times, list[Any]]:
-    """Search one batch after the other for `seconds` and, if wanted, until all queries ran once.
+    """Search one batch after the other for `seconds`; with `every_query`, also until all queries ran once.
 
-    Also return the answers to the first batches, at most one per batch.
+    Return the times, and the first answer to each batch.
     """
     groups = [take_queries(queries, start, start + batch) for start in range(0, len(queries) - batch + 1, batch)]
     search(take_queries(queries, 0, 1), RESULTS)  # warm-up
@@ -265,7 +265,7 @@ def _settle(index: Exact, queries: QueryStates, batch: int) -> None:
 
 
 def _touched(answers: list[TopK]) -> dict[str, float]:
-    """Return each pass's mean touched items per query; equal names add up."""
+    """Return the mean number of touched items per query, by the name of the pass."""
     touched: dict[str, list[float]] = {}
     for one in itertools.chain.from_iterable(answer.passes for answer in answers):
         touched.setdefault(one.name, []).extend(one.touched.tolist())

@@ -13,8 +13,9 @@ from torch.nn.functional import silu
 
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
-# Maximum floats of one (b, x, max(P, G)) intermediate. At 8x8x32, 100,000 items, two cores: at B = 32, 2^22 took 12.0
-# s, 2^23 to 2^26 19.0, 17.3, 23.3 and 23.3 s; at B = 1, 2^20 was a fifth faster than 2^22.
+# Maximum number of floats in one intermediate (b, x, max(P, G)). Measured at 8x8x32 with 100,000 items on two cores:
+# with B = 32, 2^22 took 12.0 s, and 2^23 to 2^26 took 19.0, 17.3, 23.3 and 23.3 s; with B = 1, 2^20 was a fifth faster
+# than 2^22.
 _CHUNK_FLOATS = 1 << 22
 
 
@@ -22,7 +23,7 @@ class Transcription:
     """The paper's four algorithms over a catalogue of tensors; answers are item rows (B, K), best first."""
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, chunk_floats: int = _CHUNK_FLOATS) -> None:
-        """Raises: ValueError without a pair gate, which the paper's gate always has."""
+        """Raises: ValueError without a pair gate, because the paper's gate always has one."""
         if pair_gate is None:
             raise ValueError("pair_gate=None; the transcription needs the pair gate")
         self._components = _tensor(items.components)
@@ -102,7 +103,7 @@ class Transcription:
         return pools.gather(1, scores.topk(min(k, scores.shape[1]), dim=1).indices)
 
     def _mixture(self, cosines: Tensor, query_gate: Tensor | None, item_gate: Tensor | None) -> Tensor:
-        """cosines (b, x, P), query_gate (b, P), item_gate (x, P) or (b, x, P) -> s (b, x)."""
+        """Return s (b, x) for cosines (b, x, P), query_gate (b, P) and item_gate (x, P) or (b, x, P)."""
         gate = silu(cosines @ self._w1.T + self._b1) @ self._w2.T + self._b2
         if query_gate is not None and item_gate is not None:
             gate = gate + query_gate[:, None, :] * item_gate

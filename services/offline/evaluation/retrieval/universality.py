@@ -34,9 +34,9 @@ def mixture_of_constants(scores: DoubleMatrix) -> tuple[DoubleMatrix, DoubleMatr
 
 
 def mixture_of_scales(scores: DoubleMatrix, rank: int, *, epsilon: float = 1e-6) -> tuple[DoubleMatrix, DoubleMatrix]:
-    """Return gates (2, n, m) over two scales (2, n, m) of the rank-d part: the paper's Lemma 2 as printed.
+    """Return gates (2, n, m) over two scaled copies (2, n, m) of the rank-d part, by the paper's Lemma 2 as printed.
 
-    `epsilon` replaces a zero denominator, as in the proof; entries below 1e-12 of the largest count as zero.
+    As in the paper's proof, `epsilon` replaces a zero denominator. Entries below 1e-12 of the largest count as zero.
     Raises: ValueError for scores that are not a finite matrix, or a rank outside 1..min(n, m).
     """
     _check(scores)
@@ -53,7 +53,7 @@ def mixture_of_scales(scores: DoubleMatrix, rank: int, *, epsilon: float = 1e-6)
 
 
 def mix(gates: DoubleMatrix, logits: DoubleMatrix) -> DoubleMatrix:
-    """sum_p gates_p * logits_p: (P, n, m) each -> (n, m)."""
+    """Return sum_p gates_p * logits_p (n, m) of gates and logits (P, n, m)."""
     return np.asarray((gates * logits).sum(axis=0))
 
 

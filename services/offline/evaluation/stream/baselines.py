@@ -1,6 +1,6 @@
 """Baselines without a model, popularity and item neighbours, that learn from every event of the stream.
 
-They start from the model's training events. Settings are chosen on a held-out period, as PEFA's.
+They start from the model's training events. Their settings, like PEFA's, are chosen on a held-out period.
 
 Letters: X items.
 """
@@ -16,7 +16,7 @@ from services.offline.evaluation.stream.walk import Event, IntArray, Scores, Str
 
 
 class StreamingPopularity:
-    """Scores an item by its interactions so far. A weight halves every `half_life_events` events (None: never)."""
+    """Scores an item by its interactions so far. A weight halves after `half_life_events` events; None means never."""
 
     def __init__(self, setting: StreamSetting, *, half_life_events: float | None, name: str = "popularity") -> None:
         past = setting.interactions.items[: setting.split]
@@ -48,7 +48,7 @@ class NeighbourSettings:
 
 
 class StreamingItemNeighbours:
-    """Item-kNN by co-occurrence: counts c_xy of pairs within a user's window, n_x of events. Memory: 4 X^2 bytes."""
+    """Item-kNN by co-occurrence. c_xy counts pairs within a user's window; n_x counts events. Memory: 4 X^2 bytes."""
 
     def __init__(self, setting: StreamSetting, settings: NeighbourSettings, *, name: str = "item-kNN") -> None:
         num_items = setting.interactions.num_items
@@ -70,7 +70,7 @@ class StreamingItemNeighbours:
             return {self.name: found}
         weights = self._weights[: len(items)] / np.sqrt(self._counts[items])
         voted = weights @ self._together[items]
-        # Popularity orders items that co-occur with none of these.
+        # Popularity orders items that co-occur with none of the user's items.
         found[known] = (voted[known] + 1e-9 * self._counts[known]) / self._raised[known]
         return {self.name: found}
 

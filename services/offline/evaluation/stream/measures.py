@@ -25,9 +25,9 @@ METRICS = ("hr@10", "hr@50", "mrr")
 class EventColumns:
     """Properties of each predicted event that use no later event; arrays are (N,).
 
-    places: positions in the stream. nth: the item's streamed interactions, this one included. past_events and
-    past_of_user: the item's and the user's events before the split. predictable: the user has a state; other events are
-    not counted.
+    places: positions in the stream. nth: number of the item's streamed interactions so far, with this one. past_events,
+    past_of_user: numbers of the item's and of the user's events before the split. predictable: whether the user has a
+    state; other events are not counted.
     """
 
     items: IntArray
@@ -60,7 +60,7 @@ def joined(parts: list[EventColumns]) -> EventColumns:
 
 
 def kinds(table: EventColumns) -> dict[str, BoolArray]:
-    """Return a mask (N,) by kind of event: all, by a new item's age, and by item or user in training."""
+    """Return kind of event -> mask (N,): all, by a new item's age, and by whether training had the item or user."""
     every = table.predictable
     known = every & (table.past_events > 0)
     new = every & (table.past_events == 0)

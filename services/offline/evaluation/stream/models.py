@@ -50,10 +50,10 @@ def quick_fit(epochs: int) -> Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamModel:
-    """A model on a section of the stream: items (K), and states before the events from position `first` on.
+    """A model on a section of the stream, with its K items and the states before the events from position `first` on.
 
-    rows (n,): row of an event's state, -1 if the user had no history. gaps (n,): seconds since that history's last
-    event.
+    rows (n,): the row of each event's state, or -1 if the user had no history. gaps (n,): seconds since the last event
+    of that history.
     """
 
     part: TrainingPart
@@ -76,7 +76,7 @@ class StreamModel:
         return self.rows[places - self.first] >= 0
 
     def queries(self, places: IntArray) -> tuple[IntArray, QueryStates]:
-        """Return which events at these stream places have a state, and those states, as of the events' times."""
+        """Return the indices of the stream places whose events have a state, and the states at the events' times."""
         able = np.flatnonzero(self.predictable(places))
         events = places[able] - self.first
         states = self.states.take(self.rows[events])
@@ -123,7 +123,7 @@ def _states_before_events(
     keys = users * end + np.arange(end)
     places = np.searchsorted(keys[order], keys[first:])
     known = np.flatnonzero(places > histories.offsets[users[first:]])
-    # Equal lengths together, so that little of a batch is padding.
+    # Histories are sorted by length, so that a batch has little padding.
     known = known[np.argsort(places[known] - histories.offsets[users[first:][known]], kind="stable")]
     index = part.user_rows if model.encoder_shape.uses_user_index else None
     states = states_before(model, histories, places[known], users[first:][known], index)
@@ -134,7 +134,7 @@ def _states_before_events(
 
 
 class TrainedModels:
-    """Scores by trained models; each scores the events from its `first` to the next model's."""
+    """Scores by trained models. Each model scores the events from its `first` to the `first` of the next model."""
 
     def __init__(self, setting: StreamSetting, models: Sequence[StreamModel], *, name: str) -> None:
         """Take the models by section. Raises: ValueError if there are none."""

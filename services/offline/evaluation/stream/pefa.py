@@ -24,7 +24,7 @@ from services.offline.evaluation.stream.walk import Event, Ranker, Scores, Strea
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VoteSettings:
-    """XL: number of voting neighbours, and the model's share lambda (equation 6)."""
+    """Settings of XL. k: number of neighbours that vote; share: the model's weight lambda (equation 6)."""
 
     k: int
     share: float
@@ -37,10 +37,10 @@ def _weights(policy: FeedbackPolicy, setting: StreamSetting) -> npt.NDArray[np.f
 
 
 class RefreshedItems:
-    """PEFA-XS: moves trained items toward their users' query states, and makes new items of such states alone.
+    """PEFA-XS: move trained items toward their users' query states, and make new items from query states alone.
 
-    share: lambda of the model's items; new_share: of new items, whose state has length 1 - lambda.
-    min_users: name of a variant -> number of users from which it scores a new item.
+    share: lambda of the model's items; new_share: lambda of new items, whose state has length 1 - lambda.
+    min_users: name of a variant -> the number of an item's users from which the variant scores a new item.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class WithVotes:
         capacity: int,
         min_users: int,
     ) -> None:
-        """The keys of `votes` name the variants: a result's name is the inner ranker's name plus the key."""
+        """Take the settings of each variant. A result's name is the inner ranker's name plus a key of `votes`."""
         self._setting, self._model, self._votes = setting, model, dict(votes)
         self._inner, self._min_users = list(inner), min_users
         self._weights = _weights(feedback, setting)

@@ -1,7 +1,7 @@
-"""`freshet bench stream`: what feedback improves without training, event by event.
+"""`freshet bench stream`: measure what feedback improves without training, event by event.
 
-A model is trained on the first four fifths of the events; the last fifth is the stream. A tenth of the items is left
-out of the training events, except in ml-latest-small.
+A model is trained on the first four fifths of the events; the last fifth is the stream. Except in ml-latest-small, a
+tenth of the items is withheld from training.
 """
 
 import time
@@ -55,7 +55,7 @@ class Policies:
         }
 
 
-# Chosen for every ranker on the last fifth of each set's training part, by `freshet bench stream` of commit 507ecdf7.
+# `freshet bench stream` of commit 507ecdf7 chose these settings on the last fifth of each set's training part.
 _CHOSEN = {
     "ml-1m": Policies(
         share=SharePolicy.parse("evidence(prior=30)"),
@@ -89,7 +89,7 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seed:
-    """`trainings`: places in the stream of the retrained ranker's trainings."""
+    """A seed's walk. `trainings`: the stream places where the retrained ranker was trained."""
 
     seed: int
     setting: StreamSetting
@@ -109,7 +109,8 @@ def run(
 ) -> Report:
     """Walk each data set once per seed; write freshness.{md,json,png} to `request.out`.
 
-    retrainings: how many, evenly over the stream. predict_every: every n-th event is predicted; all are learnt.
+    retrainings: number of retrainings, evenly spread over the stream. predict_every: predict only every n-th event, and
+    learn all.
     Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or unavailable data.
     """
     for name, value in (("datasets", datasets), ("seeds", seeds)):

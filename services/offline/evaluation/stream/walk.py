@@ -1,6 +1,6 @@
 """Predict every streamed event from the events before it, and only then learn from it.
 
-Seen items are excluded for all rankers alike. A target that has no score, or that the user has seen, is a miss.
+Seen items are excluded for all rankers. A target is a miss if it has no score or the user has seen it.
 
 Letters: N predicted events, X items of the whole vocabulary, U users.
 """
@@ -23,7 +23,7 @@ BoolArray = npt.NDArray[np.bool_]
 class StreamSetting:
     """All events, oldest first; rows from `split` on are streamed.
 
-    Shapes: withheld (X,), items drawn to have no event before the split; known (X,), items with one.
+    Shapes: withheld (X,), items drawn to have no event before the split; known (X,), items with such an event.
     """
 
     interactions: Interactions
@@ -47,7 +47,8 @@ class StreamSetting:
 class TrainingPart:
     """Training data at some moment, with the vocabularies of its events.
 
-    Shapes: item_rows (X,) and user_rows (U,) map codes of the whole vocabulary to this part's, -1 for none.
+    Shapes: item_rows (X,) and user_rows (U,) map codes of the whole vocabulary to this part's codes; -1
+    if the part has none.
     """
 
     interactions: Interactions

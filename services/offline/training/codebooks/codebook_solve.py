@@ -1,12 +1,12 @@
-"""The codebook step: all codewords of all subspaces at once for fixed codes (arXiv:1908.10396, appendix 7.5).
+"""Solve for all codewords of all subspaces at once, with fixed codes (arXiv:1908.10396, appendix 7.5).
 
 With B_i the 0/1 matrix that picks point i's codewords out of the stacked codebooks c (d k numbers), minimise
 
     sum_i w_i (|x_i - B_i c|^2 + s_i <x_i - B_i c, u_i>^2),
 
 a convex quadratic. The paper inverts its (d k) x (d k) matrix (9.7e9 entries at d = 384, k = 256) and prints B_i x_i in
-the last factor instead of B_i^T x_i. Conjugate gradients apply only B_i and B_i^T, O(X d) per step; from the present
-codebooks any number of steps lowers the loss.
+the last factor instead of B_i^T x_i. Conjugate gradients apply only B_i and B_i^T, O(X d) per step. They start
+from the current codebooks, so any number of steps lowers the loss.
 
 Letters: X points, d width, m subspaces, k codewords each.
 """
@@ -24,7 +24,7 @@ def solve_codebooks(
 ) -> Tensor:
     """Return codebooks (m, k, d / m) float32 of least loss for codes (X, m), starting from `codebooks`.
 
-    It stops after `max_steps`, or when the preconditioned gradient is `tolerance` times its first length. A codeword
+    It stops after `max_steps`, or when the preconditioned gradient has `tolerance` times its initial length. A codeword
     without weighted points does not change.
     """
     num_subspaces, num_codewords, sub_width = codebooks.shape

@@ -1,7 +1,7 @@
 """Coarse cells with product-quantized residuals: the codebooks of an IVF index.
 
-A point is coded as its cell's centre plus a decoded residual. The loss weighs errors along and across the whole point
-differently, because only the whole score, <q, centre> + <q, residual>, shows whether it is high.
+A point is coded as its cell's centre plus a decoded residual. The loss weighs errors along the whole point
+and errors across it differently, because a score is the sum <q, centre> + <q, residual>.
 
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
@@ -24,8 +24,8 @@ from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESH
 from services.offline.training.codebooks.targets import checked_points
 
 _TRAINING_POINTS = 100_000
-_POINTS_PER_CELL, _LEAST_POINTS = 128, 16_384  # of k-means
-_COORDINATES, _CODE_BITS = 2, 4  # per codeword of index `anisotropic`: two bits per coordinate
+_POINTS_PER_CELL, _LEAST_POINTS = 128, 16_384  # limits of the k-means training
+_COORDINATES, _CODE_BITS = 2, 4  # a codeword of index `anisotropic`: two bits per coordinate
 
 
 def catalogue_codebooks(items: ItemStates, pair_gate: PairGate | None, *, seed: int = 0) -> Codebooks | None:
@@ -35,7 +35,7 @@ def catalogue_codebooks(items: ItemStates, pair_gate: PairGate | None, *, seed: 
     slopes = Slopes(MolScorer(items.take(_sample(len(items), seed)), pair_gate))
     vectors = slopes.vectors()
     vectors = np.pad(vectors, ((0, 0), (0, -vectors.shape[1] % _COORDINATES)))
-    # A catalogue smaller than a codebook is repeated; all-zero vectors, which cannot be trained on, become ones.
+    # A catalogue smaller than a codebook is repeated. If all vectors are zero, training uses vectors of ones instead.
     points = np.resize(vectors, (max(len(vectors), 1 << _CODE_BITS), vectors.shape[1]))
     with _one_thread():
         return train_inverted_file(
@@ -62,8 +62,8 @@ def train_inverted_file(
 ) -> Codebooks:
     """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 drawn by seed.
 
-    Cells are k-means'. threshold, rotate and errors: see `train_product_quantizer`. Without rotation FAISS's inverted
-    index needs no transform around it.
+    k-means determines the cells. threshold, rotate and errors: see `train_product_quantizer`. Without rotation,
+    FAISS's inverted index needs no transform.
     """
     chosen = _sample(len(points), seed)
     checked = checked_points(points if len(chosen) == len(points) else points[chosen])
@@ -89,9 +89,9 @@ def train_inverted_file(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread: its threads wait for one another after each small tensor.
+    """Limit PyTorch to one thread, because its threads wait for one another after each small tensor.
 
-    On two busy cores, 3,706 items take two threads 57 s, and one thread 4 s.
+    On two busy cores, 3,706 items took 57 s with two threads and 4 s with one.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

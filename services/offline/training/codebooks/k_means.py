@@ -1,6 +1,6 @@
 """Plain k-means in all subspaces at once, the start of anisotropic training.
 
-k-means++ seeds on a sample, then Lloyd's steps with batched matrix products. Equal seeds give equal results.
+k-means++ chooses seeds on a sample; Lloyd's steps with batched matrix products follow. Equal seeds give equal results.
 
 Letters: X points, m subspaces, k codewords each.
 """
@@ -26,7 +26,7 @@ def product_k_means(vectors: Tensor, num_subspaces: int, num_codewords: int, gen
 
 
 def nearest(parts: Tensor, codebooks: Tensor) -> Tensor:
-    """Return numbers (m, X) of the nearest codewords (m, k, s) to the rows of parts (m, X, s)."""
+    """Return indices (m, X) of the codewords (m, k, s) nearest to the rows of parts (m, X, s)."""
     num_subspaces, num_codewords, _ = codebooks.shape
     codes = torch.empty(parts.shape[:2], dtype=torch.long)
     squares = codebooks.square().sum(dim=2)[:, None, :]
@@ -38,14 +38,14 @@ def nearest(parts: Tensor, codebooks: Tensor) -> Tensor:
 
 
 def _spread_seeds(parts: Tensor, num_codewords: int, generator: torch.Generator) -> Tensor:
-    """k-means++: the odds of the next seed are its squared distance to the seeds so far."""
+    """Draw k-means++ seeds: a point's odds are its squared distance to the seeds so far."""
     num_subspaces, num_points, sub_width = parts.shape
     seeds = torch.empty((num_subspaces, num_codewords, sub_width))
     seeds[:, 0] = parts[:, int(torch.randint(num_points, (1,), generator=generator))]
     distance = torch.full((num_subspaces, num_points), torch.inf)
     for chosen in range(1, num_codewords):
         distance = torch.minimum(distance, (parts - seeds[:, chosen - 1, None]).square().sum(dim=2))
-        # Where every point is a seed already (constant pixels), any is drawn again.
+        # If every point equals a seed (constant pixels), any point is drawn again.
         odds = torch.where(distance.sum(dim=1, keepdim=True) > 0, distance, torch.ones_like(distance))
         picked = torch.multinomial(odds, 1, generator=generator)
         seeds[:, chosen] = parts.gather(1, picked[..., None].expand(-1, -1, sub_width))[:, 0]
@@ -53,7 +53,7 @@ def _spread_seeds(parts: Tensor, num_codewords: int, generator: torch.Generator)
 
 
 def _means(parts: Tensor, codes: Tensor, codebooks: Tensor, generator: torch.Generator) -> Tensor:
-    """Means of codewords' points; one without points restarts at a random point."""
+    """Return the means of codewords' points; a codeword without points moves to a random point."""
     num_subspaces, num_codewords, sub_width = codebooks.shape
     flat = (codes + torch.arange(num_subspaces)[:, None] * num_codewords).reshape(-1)
     sums = torch.zeros((num_subspaces * num_codewords, sub_width)).index_add_(0, flat, parts.reshape(-1, sub_width))

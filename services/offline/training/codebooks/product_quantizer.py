@@ -27,8 +27,8 @@ _TRAINING_POINTS_PER_CODEWORD = 128
 _MIN_TRAINING_POINTS = 8_192
 _ROUNDS = 10
 _SETTLED = 1e-3
-_STEPS = 1024  # steps of the stiffness table, which is precise to six digits
-# Variances below this share of the largest are noise of the decomposition (pixels that are always black, say).
+_STEPS = 1024  # so many steps make the stiffness table precise to six digits
+# Variances below this share of the largest are numerical noise, for example of pixels that are always black.
 _SMALLEST_SHARE = 1e-9
 
 
@@ -45,8 +45,8 @@ def train_product_quantizer(
 ) -> Codebooks:
     """Learn codebooks for points (X, d).
 
-    threshold: T as a share of the points' root mean square norm, so that codes do not depend on the unit of length; 0:
-    plain l2. centres (C, d): codes are of residuals after the nearest one; None: of the points. `rotate` first rotates
+    threshold: T as a share of the points' root mean square norm, so that codes do not depend on the unit of length; 0
+    means plain l2. centres (C, d): if given, codes represent residuals from the nearest centre. `rotate` first rotates
     the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 instead of .91); it costs d^2
     multiplications per query. `on_step` gets the mean loss after each step ("encode", "solve"). Equal points and seed
     give equal codebooks on one machine. At most max(8,192, 128 k) points are used.
@@ -81,7 +81,7 @@ def train_product_quantizer(
 
 
 def _own_centres(points: FloatArray, centres: FloatArray) -> FloatArray:
-    """Each point's nearest centre (X, d)."""
+    """Return each point's nearest centre, (X, d)."""
     if centres.ndim != 2 or centres.shape[1] != points.shape[1]:
         raise ValueError(f"centres has shape {centres.shape}; expected (C, {points.shape[1]})")
     cells = nearest(torch.from_numpy(points)[None], torch.from_numpy(centres)[None])[0]
@@ -89,7 +89,7 @@ def _own_centres(points: FloatArray, centres: FloatArray) -> FloatArray:
 
 
 def _stiffness(width: int) -> npt.NDArray[np.float64]:
-    """`Codebooks.stiffness`; its ends are the limits 0 and d + 1."""
+    """Return `Codebooks.stiffness`. Its first and last values are the limits 0 and d + 1."""
     ratio = np.linspace(0, 1, _STEPS + 1)[1:-1]
     inner = (threshold_weights(1 / ratio, width, 1.0).ratio - 1) * (1 - ratio**2)
     return np.concatenate([[0.0], inner, [width + 1.0]])
@@ -106,7 +106,7 @@ def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float]
         before = loss
         solved = solve_codebooks(targets, codes, codebooks)
         solved_losses = targets.losses(decode(codes, solved))
-        # Rounding to float32 can cost more than the last solve gained: training has converged.
+        # Rounding to float32 can lose more than the last solve gained; then training has converged.
         if float(solved_losses.mean()) > loss:
             break
         codebooks, losses = solved, solved_losses
@@ -122,7 +122,7 @@ def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float]
 
 
 def _reseeded(targets: Targets, codes: Tensor, codebooks: Tensor, losses: Tensor) -> Tensor:
-    """Move unused codewords to the parts of points with the largest losses; present codes decode as before."""
+    """Set unused codewords to subvectors of the points with the largest losses; no code uses them yet."""
     num_subspaces, num_codewords, _ = codebooks.shape
     flat = codes + torch.arange(num_subspaces) * num_codewords
     used = torch.bincount(flat.reshape(-1), minlength=num_subspaces * num_codewords).view(num_subspaces, -1) > 0
@@ -170,7 +170,7 @@ def balancing_rotation(vectors: Tensor, num_subspaces: int) -> Tensor:
 
 
 def dealt(sizes: list[float], num_groups: int) -> list[int]:
-    """Return numbers of the d sizes in groups of d / m; each (largest first) goes to the lightest group with room."""
+    """Return the d sizes' indices in groups of d / m; each size (largest first) joins the lightest group with room."""
     room = len(sizes) // num_groups
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     loads = [0.0] * num_groups

@@ -50,7 +50,7 @@ class ErrorWeights:
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
-        """Which points (X,) no unit query scores above T."""
+        """Return which points (X,) no unit query scores above T."""
         return np.isneginf(self.log_across)
 
 
@@ -84,7 +84,7 @@ def eta(threshold: float, width: int) -> float:
 def residual_parts(points: FloatsArray, decoded: FloatsArray) -> tuple[Float64Array, Float64Array]:
     """Return squared lengths (X,), (X,) of each residual x - x~ along x and across it.
 
-    Shapes: points, decoded (X, d). For x = 0 all is across.
+    Shapes: points, decoded (X, d). For x = 0 the whole residual counts as across.
     """
     if points.shape != decoded.shape:
         raise ValueError(f"decoded has shape {decoded.shape}; expected {points.shape} as points")
@@ -116,7 +116,7 @@ def _checked_norms(norms: FloatsArray, width: int) -> Float64Array:
 def _log_sphere(width: int) -> float:
     """Logarithm of (d - 1) times the integral of sin^(d-2) from 0 to pi, which normalises h.
 
-    E[1[..] sin^2] / (d - 1) is the weight across and E[1[..] cos^2] the one along; I_d includes the (d - 1) of Theorem
+    The weight across is E[1[..] sin^2] / (d - 1), the weight along E[1[..] cos^2]. I_d includes the (d - 1) of Theorem
     3.2's main text, which its appendix omits.
     """
     return log(width - 1) + 0.5 * log(pi) + lgamma((width - 1) / 2) - lgamma(width / 2)
@@ -126,7 +126,7 @@ def _log_sine_integral(cosine: Float64Array, width: int) -> tuple[Float64Array, 
     """Logarithms of I_d and of cos(a) sin^(d-1)(a), with cos(a) in [0, 1).
 
     I_d is half the incomplete beta function of sin^2(a) at ((d + 1) / 2, 1 / 2). In the tail it is a prefactor times a
-    continued fraction; near the equator, where that converges slowly, half a sphere minus the part from the other end.
+    continued fraction; near the equator, where the fraction converges slowly, it is half a sphere minus the rest.
     """
     a, b = (width + 1) / 2, 0.5
     squared_sine = (1 - cosine) * (1 + cosine)

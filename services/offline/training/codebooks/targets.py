@@ -1,4 +1,4 @@
-"""A codebook's targets: vectors, and per point the weight of errors along its own direction.
+"""A codebook's targets: vectors, and each point's weight of errors along its direction.
 
 The loss of a code is, up to constants, sum_i w_i (|r_i|^2 + s_i <r_i, u_i>^2) with r_i the residual of vector i, u_i
 the unit direction of the *datapoint*, s_i = eta_i - 1 and w_i = h_across,i. The vectors are the datapoints, or their
@@ -18,7 +18,7 @@ from torch import Tensor
 from services.algorithms.scoring.states import FloatArray
 from services.offline.training.codebooks.score_aware import ErrorWeights, threshold_weights
 
-# At |x| = T eta has a pole, where float32 would lose the part across; such points have almost no weight.
+# eta has a pole at |x| = T, where float32 would lose the error across. Points near it have almost no weight.
 _MAX_STIFFNESS = 1e4
 
 
@@ -96,7 +96,7 @@ def score_aware_targets(points: FloatArray, weights: ErrorWeights, *, centres: F
 
 
 def relative_weights(points: FloatArray, *, threshold: float, scale: float) -> ErrorWeights:
-    """Return exact weights for points (X, d), T in units of `scale`."""
+    """Return exact weights for points (X, d); T is in units of `scale`."""
     norms = np.linalg.norm(points.astype(np.float64), axis=1)
     return threshold_weights(norms / scale, points.shape[1], threshold)
 

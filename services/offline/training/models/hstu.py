@@ -1,9 +1,9 @@
 """HSTU: a causal sequence encoder with pointwise SiLU attention, gated by u (arXiv:2402.17152).
 
-Attention weights are SiLU(q k^T + position bias + time bias) / `max_history`, a constant, not a softmax, so
-the number of matching events affects the state. Unlike the authors' code, the time of position i is its own event's
-(serving does not know the next one), and there are no absolute positions, so that appending is exact. `step` encodes
-new events from the keys and values of earlier ones.
+Attention weights are SiLU(q k^T + position bias + time bias) / `max_history`, a constant, without a softmax,
+so the number of matching events affects the state. Unlike in the authors' code, position i has the time of its own
+event, because serving does not know the next one. There are no absolute positions, so appending is exact. `step`
+encodes new events from the keys and values of earlier ones.
 
 Letters: B batch, L history length, C cached events, S new events, T = C + S, D model width, H heads, N blocks, d_qk and
 d_v widths per head.
@@ -27,13 +27,13 @@ def time_buckets(event_time: Tensor, num_buckets: int) -> Tensor:
     """Return the bucket of |t_i - t_j| for every pair: event_time (B, L) int64 seconds -> (B, L, L) int64 in [0,
     num_buckets).
 
-    Logarithms are in float64: in float32 PyTorch and ONNX Runtime differ in the last place, which can change a bucket.
+    Logarithms are in float64: in float32 PyTorch and ONNX Runtime differ in the last digit, which can change a bucket.
     """
     return elapsed_buckets(event_time.unsqueeze(2) - event_time.unsqueeze(1), num_buckets)
 
 
 def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
-    """Return `time_buckets` of differences (...)."""
+    """Return the buckets of `time_buckets` for time differences (...)."""
     elapsed = elapsed.abs().clamp(min=1)
     buckets = (elapsed.to(torch.float64).log() / _LOG_SECONDS_PER_BUCKET).to(torch.int64)
     return buckets.clamp(max=num_buckets - 1)
@@ -43,7 +43,7 @@ def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
 class Past:
     """One history's cached events: times, places, keys and values.
 
-    Shapes: time (C,) int64 seconds, place (C,) int64 in the window, per block keys (H, C, d_qk) and values (H, C, d_v).
+    Shapes: time (C,) int64 seconds, place (C,) int64 in the window, each block's keys (H, C, d_qk), values (H, C, d_v).
     A new event attends only to itself and to earlier places. Empty slots have a place after every event's.
     """
 
@@ -90,8 +90,8 @@ class HstuBlock(nn.Module):
         """Encode new events alone: x (S, D), past keys (H, C, d_qk) and values (H, C, d_v), bias and visible (1, S, T)
         -> x (S, D), their keys (H, S, d_qk) and values (H, S, d_v).
 
-        With one new event the overhead per operation dominates, so it uses few (240 in the exported graph; 310 when
-        written like `forward`).
+        With one new event the overhead per operation dominates, so the code uses few operations: 240 in the exported
+        graph, instead of 310 when written like `forward`.
         """
         of_u, of_v, of_q, of_k = torch.split(self.uvqk, self.split, dim=1)
         normed = functional.layer_norm(x, (x.shape[-1],), eps=self.norm_epsilon)
@@ -134,7 +134,7 @@ class HstuEncoder(nn.Module):
         States have unit root mean square: the scoring heads use only their direction.
         """
         positions = torch.arange(embedded.shape[1], device=embedded.device)
-        # Clamped at both ends, so that padding beyond `max_history` has a valid index.
+        # Distances are clamped at both ends, so that padding beyond `max_history` has a valid index.
         distance = (positions.unsqueeze(1) - positions.unsqueeze(0)).clamp(min=0, max=self.max_history - 1)
         causal = (positions.unsqueeze(0) <= positions.unsqueeze(1)).to(embedded.dtype) / self.max_history
         buckets = self.buckets(event_time)
@@ -211,7 +211,7 @@ class _UnitRows(torch.autograd.Function):
 def _lookup(table: Tensor, buckets: Tensor) -> Tensor:
     """table[buckets]; the backward pass sums with `bincount` on a CPU (10 times as fast) and scatters by row on a GPU.
 
-    PyTorch's own took half of a training step on ML-1M (H200): it added 200 x 200 gradients one after the other.
+    PyTorch's backward pass took half of an ML-1M step (H200), because it added 200 x 200 gradients one by one.
     """
     if torch.is_grad_enabled() and table.requires_grad:
         looked_up: Tensor = _CountedLookup.apply(table, buckets)

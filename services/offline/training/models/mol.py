@@ -3,7 +3,7 @@
 Mixture of Logits (arXiv:2407.15462, equation 2 and appendix A.3): P_q query and P_x item components, l2-normalised;
 pair weights pi = softmax(SiLU(query gate * item gate + MLP of the P cosines)). Scores are similarities s = sum_p pi_p
 c_p in [-1, 1]; a logit is s / tau. The dot product is the special case of one component and no gate. The gate's MLP is
-trained on logits, cosines / tau, like the authors', and exported for cosines.
+trained on logits (cosines / tau), as by the authors, and exported for cosines.
 
 Letters: N rows, P_q, P_x components, P = P_q * P_x, d component width, D encoder width, G gate hidden width.
 """
@@ -19,7 +19,7 @@ from services.offline.training.models.hstu import unit_rows
 
 
 class SwiGlu(nn.Module):
-    """Linear, activation(a) * b, linear: (N, in) -> (N, out). With `gelu` instead of SiLU it is the GeGLU."""
+    """Linear, activation(a) * b, linear: (N, in) -> (N, out). With the activation `gelu` it is a GeGLU."""
 
     def __init__(self, width_in: int, hidden: int, width_out: int, *, activation: str = "silu") -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class SwiGlu(nn.Module):
 
 
 def _projection(width_in: int, hidden: int, width_out: int, *, activation: str = "silu") -> nn.Module:
-    # No bias, unlike the authors: all rows would share its direction before they are normalised.
+    # Unlike the authors', it has no bias: all rows would share the bias's direction before normalisation.
     if hidden:
         return SwiGlu(width_in, hidden, width_out, activation=activation)
     linear = nn.Linear(width_in, width_out, bias=False)
@@ -52,7 +52,7 @@ def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float
     projections are linear. With `noise` all components start as one such map plus Gaussian noise.
 
     An untrained dot product of the encoder's output with the item's embedding already ranks similar items first. Random
-    projections have to learn this; it explains most of the gap between a mixture and a dot product on Amazon Beauty
+    projections have to learn this, which explains most of the gap between mixture and dot product on Amazon Beauty
     (docs/decisions/026).
     """
     if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):
@@ -70,7 +70,7 @@ def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float
 
 
 class GateMlp(nn.Sequential):
-    """One side's part of the gate, (N, in) -> (N, P); no last bias."""
+    """One side's part of the gate, (N, in) -> (N, P), without a last bias."""
 
     def __init__(self, width_in: int, hidden: int, pairs: int) -> None:
         inner, outer = nn.Linear(width_in, hidden), nn.Linear(hidden, pairs, bias=False)
@@ -83,8 +83,8 @@ class GateMlp(nn.Sequential):
 class PairGateMlp(nn.Module):
     """W2 SiLU(W1 c / tau + b1) + b2 of a pair's P cosines c, whose logits are c / tau.
 
-    The trained weight is `logit_weight` W1 (G, P), which reads logits. All other code reads cosines: `hidden_weight` =
-    W1 / tau; the other names are those of `states.PairGate`.
+    The trained weight is `logit_weight` W1 (G, P), which reads logits. All other code reads cosines with
+    `hidden_weight` = W1 / tau. The other names are as in `states.PairGate`.
     """
 
     def __init__(self, pairs: int, hidden: int, *, tau: float) -> None:
@@ -100,7 +100,7 @@ class PairGateMlp(nn.Module):
 
     @property
     def hidden_weight(self) -> Tensor:
-        """The first layer for cosines (G, P); gradients pass to `logit_weight`."""
+        """Return the first layer for cosines (G, P); gradients pass to `logit_weight`."""
         return self.logit_weight / self.tau
 
     def forward(self, cosines: Tensor) -> Tensor:
@@ -108,17 +108,17 @@ class PairGateMlp(nn.Module):
         return functional.linear(hidden, self.out_weight, self.out_bias)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The cosines' network under the names of `states.PairGate`, detached."""
+        """Return the network for cosines, detached, under the names of `states.PairGate`."""
         names = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
         return {name: getattr(self, name).detach() for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dropouts:
-    """Training's dropouts, as probabilities.
+    """The probabilities of training's dropouts.
 
-    `user` drops the user-id component whole, `user_element` its elements before the normalisation, as the authors do;
-    `gate` drops pair weights, `pair` cosines that the pair network reads.
+    `user` drops the whole user-id component. `user_element` drops its elements before normalisation, as the authors do.
+    `gate` drops pair weights, and `pair` drops cosines that the pair network reads.
     """
 
     encoder: float = 0.0

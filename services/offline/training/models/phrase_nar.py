@@ -1,7 +1,7 @@
 """PIXAR's model: a transformer encoder that predicts a whole identifier in one pass (arXiv:2406.06739, section 4.2).
 
-It has BERT's layers with MiniLM's weights, without a head: the output layer W (V, D) is separate, since serving never
-multiplies by all of it. The input is [CLS] pieces [SEP] [PAD] ..., padded to at least 1+s columns. Position 0 ([CLS])
+It has BERT's layers with MiniLM's weights. The output layer W (V, D) is separate, since serving never multiplies by
+all of it. The input is [CLS] pieces [SEP] [PAD] ..., padded to at least 1+s columns. Position 0 ([CLS])
 gives x_0, the shortlist embedding; x_1..x_s are the output positions. Padding is never attended to.
 
 Letters: B queries, T input columns, s output positions, D width, V vocabulary.
@@ -30,7 +30,7 @@ class PhraseShape:
 
 
 class PhraseEncoder(nn.Module):
-    """Token ids to x_0 .. x_s. `lower` and `upper` are its two halves, cut below the last `num_upper` layers."""
+    """Maps token ids to x_0 .. x_s. `lower` and `upper` are its two halves, cut below the last `num_upper` layers."""
 
     def __init__(self, body: BertBody, *, positions: int, max_tokens: int = 64, num_upper: int = 2) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class PhraseEncoder(nn.Module):
     def widened(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return both (B, T), padded to 1+s columns. Raises: ValueError if T exceeds `max_tokens`."""
         columns, least = input_ids.shape[1], self.shape.positions + 1
-        # During an export the axis has no number: a comparison would make it a constant.
+        # During an export, a comparison would make the dynamic axis a constant.
         if not torch.compiler.is_exporting() and columns > self.shape.max_tokens:
             raise ValueError(f"input_ids has {columns} columns; allowed: at most {self.shape.max_tokens} (max_tokens)")
         wanted = torch.sym_max(columns, least)
@@ -61,10 +61,10 @@ class PhraseEncoder(nn.Module):
         return self.body.run(self.body.embed(input_ids), attention_mask != 0, 0, self.cut)
 
     def upper(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """Run the last layers: (B, T, D) -> (B, 1+s, D). The very last one computes only positions that are read."""
+        """Run the last layers: (B, T, D) -> (B, 1+s, D). The last layer computes only the positions that are read."""
         rows = self.shape.positions + 1
         return self.body.run(hidden, attention_mask != 0, self.cut, self.body.shape.layers, rows)
 
     def trained(self, *, all_layers: bool) -> list[nn.Parameter]:
-        """Return the trained weights: all, or the upper half's."""
+        """Return the trained weights: all of them, or those of the upper half."""
         return self.body.layers_from(0 if all_layers else self.cut)

@@ -1,4 +1,4 @@
-"""The whole model, built from a bundle's shapes: item embeddings, an encoder over histories, a head over both.
+"""The whole model, built from a bundle's shapes: item embeddings, an encoder of histories, and a head for both.
 
 Letters: B batch, L history length, D width, X items, M positions per history, P_q, P_x components, P = P_q * P_x.
 """
@@ -20,7 +20,7 @@ PADDING = -1
 
 
 class SequentialModel(nn.Module):
-    """States of users from their histories, and of items. Initialised from the global random generator."""
+    """Computes states of users, from their histories, and of items. The global random generator initialises it."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class SequentialModel(nn.Module):
         self.absence_shape = absence
         self.item_embedding = nn.Embedding(num_items, encoder.width)
         nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
-        # Initially zero, row 0 always: the untrained model equals one without actions. An action is read with its item.
-        # In training only, the outcome of a target that is not positive changes the state.
+        # Rows start at zero, so the untrained model equals one without actions; row 0 stays zero. In training only, the
+        # outcome of a target that is not positive changes the state.
         self.action_embedding: nn.Embedding | None = None
         self.outcome_embedding: nn.Embedding | None = None
         if encoder.actions:
@@ -59,7 +59,7 @@ class SequentialModel(nn.Module):
             self.head = MolHead(head, encoder.width, num_users=num_users, dropouts=dropouts, start_noise=start_noise)
         else:
             self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)
-        # Initially zero; row 0 is never read.
+        # Rows start at zero; row 0 is never read.
         if absence is not None:
             rows = (absence.num_buckets, head.num_query_components, head.component_width)
             self.absence_components = nn.Parameter(torch.zeros(rows))
@@ -98,7 +98,7 @@ class SequentialModel(nn.Module):
         away = bucket.nonzero().squeeze(1)
         rows, old = bucket[away], components[away]
         moved = functional.normalize(old + self.absence_components[rows], dim=-1, eps=1e-6)
-        # An absent user-id component stays absent.
+        # A zero user-id component (an unknown user) stays zero.
         moved = moved * (old.detach() != 0).any(dim=-1, keepdim=True)
         if gate is not None:
             gate = gate.index_add(0, away, self.absence_gate[rows])
@@ -125,8 +125,8 @@ class SequentialModel(nn.Module):
         """Do what `states_at` does for only the S events after `past` of one history; also return their keys and
         values.
 
-        item_index, event_time, place (S,), without padding; user_index (1,); position (M,) counts from the first of
-        them -> components (M, P_q, d), gate (M, P) or None.
+        item_index, event_time, place (S,), without padding; user_index (1,); position (M,) counts from the first
+        new event -> components (M, P_q, d), gate (M, P) or None.
         Raises: ValueError for an encoder that cannot continue from a past (SASRec).
         """
         if not isinstance(self.encoder, HstuEncoder):
@@ -137,12 +137,12 @@ class SequentialModel(nn.Module):
 
     @property
     def item_rows(self) -> Tensor:
-        """The items' embeddings (X, D)."""
+        """Return the items' embeddings (X, D)."""
         return self.item_embedding.weight[: self.num_items]
 
     @torch.no_grad()
     def fill_absences(self) -> None:
-        """Give a bucket whose row is still zero, for lack of training data, the row of the bucket below it."""
+        """Copy to each bucket without training data, whose row is still zero, the row of the bucket below."""
         for bucket in range(1, 0 if self.absence_shape is None else self.absence_shape.num_buckets):
             if not self.absence_components[bucket].any():
                 self.absence_components[bucket] = self.absence_components[bucket - 1]

@@ -1,9 +1,9 @@
 """Mixture of Logits over a language model (arXiv:2407.15462, section 2.2, appendices A.2.2 and A.3).
 
-P_q aggregation tokens precede a query's tokens, P_x a document's, and are trained with the body. They join at layer
-`joined`; training caches the output of the frozen layers below. Parameterized pooling: the
-first position's output gives each component a distribution over all positions; the component is the outputs' mean
-with these weights, l2-normalised. The gate reads the P cosines alone. Query and document share the body.
+P_q aggregation tokens precede a query's tokens and P_x a document's; they are trained with the body. They join at
+layer `joined`; training caches the output of the frozen layers below. Pooling is parameterized: the first position's
+output gives each component a distribution over all positions, and the component is the l2-normalised mean of the
+outputs with these weights. The gate reads only the P cosines. Query and document share the body.
 
 Letters: B texts, L tokens, P_q, P_x components, P = P_q * P_x, D width, d = D, G gate hidden width.
 """
@@ -28,7 +28,7 @@ class Aggregation(nn.Module):
 
     def prepend(self, hidden: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Put K tokens before hidden (B, L, D), real (B, L) -> (B, K + L, D), (B, K + L)."""
-        # Not len(hidden): the exporter would take this batch's size as a constant.
+        # The exporter would make len(hidden) a constant.
         own = self.tokens.expand(hidden.shape[0], -1, -1).to(hidden.dtype)
         always = real.new_ones((real.shape[0], len(self.tokens)))
         return torch.cat([own, hidden], dim=1), torch.cat([always, real], dim=1)
@@ -85,7 +85,7 @@ class TextMol(nn.Module):
         return PairGate(**{name: value.numpy().copy() for name, value in self.gate.tensors().items()})
 
     def _begin_as_mean(self) -> None:
-        """Start near the mean-pooled body: pooling almost even, with little weight on the new tokens.
+        """Start near the mean-pooled body, with almost even pooling and little weight on the new tokens.
 
         Random pooling would lose a mean-pooled body's knowledge. Noise separates the components, whose gradients would
         be equal.

@@ -1,6 +1,6 @@
 """The sampled softmax over mixture-of-logits scores, and its gradients: training's inner loop on the CPU.
 
-Groups of positions share their negatives. The pass from cosines to scores stays in the cache, and is recomputed for
+Groups of positions share their negatives. The computation from cosines to scores stays in the cache and is repeated for
 negatives with a gradient.
 
 Letters: N positions, K negatives per group, M items, P_q, P_x components, P = P_q * P_x, d component width, G hidden
@@ -52,8 +52,8 @@ class SampledSoftmax:
 
     float32: positive (N,), query (N, P_q, d), query_gate (N, P), items (M, P_x, d), item_gate (M, P), hidden_weight (G,
     P), hidden_bias (G,), out_weight (P, G), out_bias (P,); int64: rows (groups, K), targets (N,). About
-    `backward_negatives` of a position's negatives (0: all) have a gradient, chosen by uniforms (N,) in [0, 1). Dropouts
-    depend on `seed` alone. The same number of threads gives the same bits.
+    `backward_negatives` of a position's negatives (0: all) have a gradient; uniforms (N,) in [0, 1) choose them.
+    Dropouts depend only on `seed`. The same number of threads gives the same bits.
     """
 
     positive: Array
@@ -78,7 +78,7 @@ class SampledSoftmax:
     threads: int = 1
 
     def loss_and_gradients(self, *, kernels: ctypes.CDLL | None = None) -> tuple[float, dict[str, Array]]:
-        """Return the summed loss, and its gradients by `INPUTS`. `kernels`: instead of this processor's.
+        """Return the summed loss, and its gradients by `INPUTS`. `kernels` replaces this processor's library.
 
         Cost: N K P (d + 2 G) products, and three times those of the negatives with a gradient.
         """

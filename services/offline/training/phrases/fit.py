@@ -1,10 +1,10 @@
 """Train a phrase model: from questions with documents to an encoder, an output layer and a shortlist.
 
-As in arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay), scaled down: on a CPU the last two layers are trained
-over cached activations of the others, on a GPU all. The new output layer has its own learning rate, because tens of
-steps of 5e-5 would hardly move it. It starts at the tokens' frequencies along the mean output, so that the partition
-sum is 1; from zero, the first hundred steps would only reduce log^2 V of l3. Equal seeds train equal models on one
-machine and number of threads.
+Training follows arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay) on a smaller scale: a CPU trains the last
+two layers on cached activations of the others, a GPU trains all. The new output layer has its own learning rate,
+because tens of steps of 5e-5 would hardly change it. It starts at the tokens' frequencies along the mean output, so
+that the partition sum is 1; from zero, the first hundred steps would only reduce log^2 V of l3. Equal seeds train equal
+models on one machine and number of threads.
 
 Letters: N questions, B of a batch, s positions, D width, V vocabulary.
 """
@@ -40,12 +40,12 @@ FloatArray = npt.NDArray[np.float32]
 _HELD_OUT_SHARE, _FEWEST_HELD_OUT, _MOST_HELD_OUT = 0.05, 50, 256
 _WAITED_EPOCHS = 2
 _WARMUP = 0.1  # share of the training
-_SMALL_NOISE = 0.02  # BERT's own for fresh weights
+_SMALL_NOISE = 0.02  # as BERT initialises weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseSettings:
-    """Settings of `train_phrases`. `positions`, `shortlist` None: from the data. `least_steps`: with few questions
+    """Settings of `train_phrases`. `positions`, `shortlist`: None derives them. `least_steps`: with few questions
     training exceeds `epochs` to make this many steps. `seconds`: limit of the training time, towards which the learning
     rate decays.
     """
@@ -96,7 +96,7 @@ class TrainedPhrases:
         return np.ascontiguousarray(x.cpu().numpy(), dtype=np.float32)
 
     def generator(self, settings: GeneratorSettings | None = None) -> Generator:
-        """Return a generator; item rows are document rows, and k defaults to the shortlist's."""
+        """Return a generator. Its item rows are document rows, and k defaults to that of the shortlist."""
         return Generator.build(
             self.weights,
             self.centers,
@@ -120,9 +120,9 @@ def train_phrases(
     encoder: Callable[[int], tuple[PhraseEncoder, WordPieces]] | None = None,
     progress: Progress = unreported,
 ) -> TrainedPhrases:
-    """Train on (query text, document row) pairs; documents[row]: its identifiers, which are questions as well.
+    """Train on (query text, document row) pairs; documents[row]: the document's identifiers, which are also questions.
 
-    encoder: s -> a fresh encoder and its word pieces; MiniLM by default. progress: stages are questions, training and
+    encoder: makes an encoder for s and its word pieces; MiniLM by default. progress: stages are questions, training and
     shortlist.
     Raises: ValueError naming field, value and what is allowed; if MiniLM's weights are not installed.
     """
@@ -284,7 +284,7 @@ class _Training:
 
     @torch.no_grad()
     def _held_out(self, targets: npt.NDArray[np.int64]) -> float:
-        """Mean l1 of the held-out questions."""
+        """Return the mean l1 of the held-out questions."""
         total = 0.0
         for rows in self.aside_inputs.batches(self.settings.batch, np.random.default_rng(0)):
             wanted = torch.from_numpy(targets[rows]).to(self.device)
@@ -310,7 +310,7 @@ class _Training:
 
     @torch.no_grad()
     def _first_weights(self) -> Tensor:
-        """Rows (V, D): tokens' log frequency along the mean output, and small noise."""
+        """Return rows (V, D): the token's log frequency along the mean output, plus small noise."""
         counts = torch.ones(len(self.tokenizer))
         drawn = torch.from_numpy(drawn_targets(self.questions, self.identifiers, np.random.default_rng(self.seed)))
         counts += torch.bincount(drawn.flatten(), minlength=len(counts))

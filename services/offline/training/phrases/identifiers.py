@@ -1,8 +1,8 @@
 """Document identifiers as token sequences, each of which fits the decoder's s positions.
 
-A document has several identifiers (title, keywords, real or pseudo queries), which several documents may share. Those
-longer than s are omitted and counted; a document with no other gets its shortest one, cut to s tokens and counted
-separately. Equal token sequences are one identifier.
+A document has several identifiers (title, keywords, real or pseudo queries), which several documents may share. Longer
+identifiers than s are omitted and counted. A document with no others gets its shortest one, cut to s tokens and
+counted separately. Equal token sequences are one identifier.
 
 Letters: X documents, I identifiers, s positions.
 """
@@ -24,7 +24,7 @@ _COVERED = 0.97
 class Identifiers:
     """Identifiers i with sequence tokens[i], text texts[i] and document rows documents[i] (ascending).
 
-    of_document[x]: identifiers of document x. `row_of`: sequence -> i. `left_out`, `cut`: how many did not fit s.
+    of_document[x]: identifiers of document x. `row_of`: i by sequence. `left_out`, `cut`: how many were omitted or cut.
     """
 
     positions: int

@@ -2,8 +2,8 @@
 
 l1 is the cross entropy at each position, l2 that of the same tokens from x_0, l3 = log^2 of the partition sum, which
 lets serving omit the sum. Each is the paper's sum divided by B s, so that learning rates do not depend on them. Targets
-are padded with [PAD] = 0. l1 counts every position, as decoding does; l2 real tokens alone, since [PAD] is in every
-shortlist anyway.
+are padded with [PAD] = 0. l1 counts every position, as decoding does; l2 counts only real tokens, since every
+shortlist has [PAD].
 
 Letters: B queries, s positions, D width, V vocabulary.
 """
@@ -21,7 +21,7 @@ CHUNK = 1024  # vocabulary rows at a time; 2,304 x 1,024 logits stay near the co
 def log_partition(x: Tensor, weights: Tensor, *, chunk: int = CHUNK, half: bool = False) -> Tensor:
     """Return log sum over v of exp(x_i . w_v): x (N, D), weights (V, D) -> (N,), differentiable once in both.
 
-    half: products in bfloat16, faster on vector units for it. Raises: ValueError for different widths or no weights.
+    half: multiply in bfloat16, faster with vector units for it. Raises: ValueError for different widths or no weights.
     """
     if x.ndim != 2 or weights.ndim != 2 or x.shape[1] != weights.shape[1] or not len(weights):
         raise ValueError(
@@ -78,7 +78,7 @@ class Losses:
 def phrase_losses(x: Tensor, weights: Tensor, targets: Tensor, *, half: bool = False) -> Losses:
     """Return the losses of x (B, 1+s, D), weights (V, D), targets (B, s), [PAD] after the identifier's end.
 
-    half: as in `log_partition`. Raises: ValueError if the shapes do not fit.
+    half: see `log_partition`. Raises: ValueError if the shapes do not fit.
     """
     batch, positions = targets.shape
     if x.shape[:2] != (batch, positions + 1):

@@ -1,8 +1,8 @@
-"""Documents, identifiers and pseudo queries of a catalogue with titles and categories, without queries.
+"""Make documents, identifiers and pseudo queries for a catalogue with titles and categories but without queries.
 
 A pseudo query has random words of a title, in order, and up to two categories before or after them, like a search from
 a vague memory. Identifiers are the title, the title as spoken ("The Usual Suspects" for "Usual Suspects, The (1995)"),
-and the categories, with the decade of a title with a year, which several items can share.
+and the categories with the decade if the title has a year. Several items can share the last.
 
 Letters: X items.
 """
@@ -19,7 +19,7 @@ _ARTICLE = re.compile(r"^(.*), (The|A|An|Le|La|Les|Das|Der|Die|El|Il)$")
 _ALSO_KNOWN = re.compile(r"\s*\([^()]*\)")
 _WORD = re.compile(r"\w+(?:'\w+)?")
 _NO_CATEGORY = "(no genres listed)"
-# Left out of pseudo queries, unless a title has no other words.
+# Pseudo queries omit these words, unless a title has no others.
 _STOP_WORDS = frozenset(
     ("a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "of", "on", "or", "the", "to", "with")
 )
@@ -58,7 +58,7 @@ def catalogue_texts(
 
 
 def spoken(title: str) -> str:
-    """Return a title without year and other names, its article in front."""
+    """Return a title without year and alternative titles, with its article in front."""
     plain = _ALSO_KNOWN.sub("", _YEAR.sub("", title)).strip()
     article = _ARTICLE.match(plain)
     return (f"{article[2]} {article[1]}" if article else plain) or title

@@ -1,6 +1,6 @@
-"""Questions with their documents, and each one's target identifier in an epoch.
+"""Questions with their documents, and each question's target identifier in an epoch.
 
-A target is one of the document's identifiers, drawn again every epoch; the question's own text only if there is no
+A target is one of the document's identifiers, drawn again every epoch. It is the question's text only if there is no
 other (arXiv:2406.06739, A.2). Up to 20 identifiers of a document are questions too. The lower layers' activations are
 cached in float16.
 
@@ -22,7 +22,7 @@ from services.offline.training.phrases.identifiers import Identifiers
 Ints = npt.NDArray[np.int64]
 
 MOST_OF_A_DOCUMENT = 20  # A.2 of the paper
-_SORTED_BATCHES = 16  # batches sorted by length together: this avoids almost all padding
+_SORTED_BATCHES = 16  # so many batches are sorted by length together, which avoids almost all padding
 _ENCODED_AT_ONCE = 128
 
 
@@ -38,7 +38,7 @@ class Questions:
         return len(self.texts)
 
     def chosen(self, rows: npt.NDArray[np.integer]) -> "Questions":
-        """Return these rows' questions."""
+        """Return the questions of these rows."""
         return Questions(texts=[self.texts[row] for row in rows], documents=self.documents[rows], own=self.own[rows])
 
 
@@ -50,7 +50,7 @@ def training_questions(
     held_out: int,
     seed: int,
 ) -> tuple[Questions, Questions]:
-    """Return (training questions, `held_out` drawn ones); training has none of their texts.
+    """Return (training questions, `held_out` drawn questions), which share no text.
 
     own_row: a text's identifier, or -1. Raises: ValueError if a pair names no row of `documents`.
     """

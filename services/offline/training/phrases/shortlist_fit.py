@@ -3,8 +3,8 @@
 e_i = argmax_j <x_0(q_i), c_j>; minimise -sum_i sum_t log P_c(e_i)(d_i^t) with P_c = softmax(c^T w) over the whole
 vocabulary; W_j is the r most probable tokens of P_c_j. For fixed e_i the sum needs only each question's summed output
 rows of its tokens, so a step costs m V D; e_i and c_j are improved in turns. Vectors start at the means of x_0's
-clusters; one that no question chooses moves to the x_0 of a question that gains most by it. Lengths are not bounded, so
-a turn may make the choice worse: the turn whose sets contain the most tokens is used.
+clusters. A vector that no question chooses moves to the x_0 of a question that gains most. Lengths are not bounded, so
+a turn can make the result worse; the turn whose sets contain the most of the questions' tokens is used.
 
 Letters: N questions, m vectors, r tokens of a set, V vocabulary, D width.
 """
@@ -22,8 +22,8 @@ from services.offline.training.phrases.losses import log_partition
 
 _STEPS_OF_A_TURN = 5
 _RATE = 0.02
-_MEASURED = 1000  # questions for comparing turns
-_MOST_CLUSTERED = 1024  # seeding costs m^2 D: more vectors start at drawn x_0
+_MEASURED = 1000  # so many questions compare turns
+_MOST_CLUSTERED = 1024  # seeding costs m^2 D, so further vectors start at drawn x_0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ def fit_shortlist(
         tokens = torch.zeros(m, device=x0.device).index_add_(0, chosen, counts).clamp_(min=1.0)
         for _ in range(_STEPS_OF_A_TURN):
             optimizer.zero_grad()
-            # A mean over its own tokens: a rare cluster moves as far as a frequent one.
+            # The mean over the cluster's own tokens lets a rare cluster move as far as a frequent one.
             loss = (log_partition(centers, weights, half=half) - (centers * near).sum(dim=1) / tokens).sum()
             torch.autograd.backward(loss)
             optimizer.step()

@@ -1,9 +1,9 @@
-"""Candidates of tokens: a set of texts' frequent phrases of whole words, words, and parts of words.
+"""Find candidate tokens: frequent phrases of whole words, words, and parts of words in a set of texts.
 
 The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length that respect word boundaries and
 character classes and occur often enough. It counts one length at a time over sorted keys of (number of the shorter
-substring, next symbol), and extends only frequent ones. Memory: about 80 bytes per word of the distinct texts, and per
-letter of the distinct words.
+substring, next symbol), and extends only frequent substrings. Memory: about 80 bytes per word of the distinct texts,
+and per letter of the distinct words.
 
 Letters: T distinct texts, N words (or letters) of all of them, C candidates.
 """
@@ -80,7 +80,7 @@ class Corpus:
 def candidates(corpus: Corpus, *, min_count: int) -> dict[Piece, int]:
     """Return phrases, words and parts of words with at least `min_count` occurrences, with counts, sorted.
 
-    Of phrases that differ only in number, marks or spaces, only that with the largest count times length is returned.
+    Of phrases that differ only in plural, marks or spaces, the one with the largest count times length is returned.
     """
     forms, often = corpus.forms()
     found = _parts(forms, often, min_count)
@@ -98,8 +98,8 @@ def frequent(
     allowed: Callable[[int, Integers], npt.NDArray[np.bool_]],
 ) -> Iterable[tuple[int, Integers, Integers]]:
     """For n = 1, 2, …: yield (n, positions, counts), one position for each sequence of n symbols with `min_count`
-    occurrences at positions that are `allowed(n, positions)`. A longer one starts only where the shorter one is
-    frequent, allowed or not.
+    occurrences at positions that are `allowed(n, positions)`. A longer sequence starts only where the shorter one is
+    frequent, even if that is not allowed.
 
     Shapes: symbols, weights (N,).
     """
@@ -150,7 +150,7 @@ def _phrases(corpus: Corpus, min_count: int) -> dict[str, int]:
 
 
 def _parts(forms: Sequence[Piece], often: Integers, min_count: int) -> dict[Piece, int]:
-    """Substrings of words, also whole words of any length; the flag marks those not at a word's beginning."""
+    """Return substrings of words, and whole words of any length; the flag marks those not at a word's beginning."""
     letters = spelled(forms)
     symbols, starts = letters.symbols, letters.starts
     found: dict[Piece, int] = {}
@@ -185,5 +185,5 @@ def _distinct(phrases: dict[str, int]) -> dict[str, int]:
 
 
 def _singular(word: str) -> str:
-    """Remove the -s of a plural or a genitive ("diabetes" loses one too, consistently)."""
+    """Remove the -s of a plural or a genitive ("diabetes" always loses its -s, too)."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

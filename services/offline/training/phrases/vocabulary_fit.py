@@ -1,4 +1,4 @@
-"""A phrase vocabulary fitted to a set of texts: candidates, then pruning to the wanted size (PIXAR, section 4.1)."""
+"""Fit a phrase vocabulary to texts: find candidates, then prune them to the wanted size (PIXAR, section 4.1)."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -13,10 +13,10 @@ from services.algorithms.generation.vocabulary_text import Piece
 from services.offline.training.phrases.vocabulary_candidates import Corpus, candidates
 
 _TESTS = 3  # test vocabularies a round
-_SHARE = 0.6  # of the candidates in each of them
-_KEPT = 0.8  # of the candidates after a round
-_LAST_KEPT = 0.97  # near the goal all are tested together, and few pruned at a time
-_GOLDEN = 0.6180339887498949  # draws of successive tests are uncorrelated
+_SHARE = 0.6  # share of the candidates in each test vocabulary
+_KEPT = 0.8  # share of the candidates that a round keeps
+_LAST_KEPT = 0.97  # near the goal all are tested together and few are pruned a round
+_GOLDEN = 0.6180339887498949  # step between tests, so that their draws are uncorrelated
 
 
 def pruned(
@@ -29,7 +29,7 @@ def pruned(
 ) -> Shown:
     """Return the `size` pieces of the lattice to use (C,), always with the first `required` ones.
 
-    `weights` (N,): each position's text's count.
+    `weights` (N,): the count of each position's text.
     """
     draws = _draws(pieces)
     lengths = np.array([len(text) for text, _ in pieces], dtype=np.int64)
@@ -54,7 +54,7 @@ def pruned(
             scores[shown_often == 0] = np.inf  # not tested in this round
         scores[:required] = np.inf
         rows = np.flatnonzero(left & np.isfinite(scores))
-        # Of equal scores the longer piece is pruned first, then the later in the alphabet.
+        # Of pieces with equal scores, the longer is pruned first, then the alphabetically later one.
         order = np.lexsort((-rows, -lengths[rows], scores[rows]))
         left[rows[order[: remaining - target]]] = False
         remaining = int(left.sum())
@@ -63,7 +63,7 @@ def pruned(
 
 
 def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) per piece, from its text and flag."""
+    """Return a number in [0, 1) per piece, from its text and flag."""
     return np.array(
         [
             int.from_bytes(hashlib.blake2b(f"{flag:d}{text}".encode(), digest_size=6).digest(), "little") / 2.0**48
@@ -73,7 +73,7 @@ def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
 
 
 def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
-    """Uses (C,) of each piece, from `weights` (N,) of the positions."""
+    """Return how often each piece is used (C,), from `weights` (N,) of the positions."""
     num_pieces, num_forms = len(lattice.counts), len(way.costs)
     many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
     # NumPy returns integers for an empty input, whatever the weights.
@@ -87,8 +87,8 @@ def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
 def build_vocabulary(texts: Iterable[str], *, size: int, min_count: int) -> PhraseVocabulary:
     """Return a vocabulary of at most `size` tokens; fewer if the texts have fewer candidates.
 
-    `min_count`: least count of a candidate (20 in the paper, for tens of millions of identifiers). Equal texts make an
-    equal vocabulary in any order.
+    `min_count`: least count of a candidate (20 in the paper, for tens of millions of identifiers). The order of the
+    texts has no effect.
     Raises: ValueError for a size below FIXED_TOKENS, a min_count below 1, or empty texts.
     Source: PIXAR section 4.1 after TokenMonster; it differs in drawing test vocabularies by hash.
     """

@@ -1,4 +1,4 @@
-"""Fine-tune a text encoder: text MoL, and the mean-pooled dot product at the same budget."""
+"""Fine-tune a text encoder as text MoL, and as a mean-pooled dot product at the same budget."""
 
 from services.offline.training.text_mol.fit import TextFit, TextMolSettings, train_text_mol
 

@@ -1,7 +1,7 @@
 """Fine-tune text MoL on pairs of a query and its document.
 
-In-batch negatives, AdamW, linear warm-up and decay, the mutual-information loss over the positives' pair weights
-(arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and their output is cached.
+Training uses in-batch negatives, AdamW, linear warm-up and decay, and the mutual-information loss over the positives'
+pair weights (arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and their output is cached.
 
 Letters: B pairs of a batch, X documents, P component pairs.
 """
@@ -98,9 +98,9 @@ class Prepared:
         folder: Path | None = None,
         progress: Progress = unreported,
     ) -> None:
-        """Read the body from `folder` (None: MiniLM's) and cache its lower layers' output.
+        """Read the body from `folder` (None: MiniLM) and cache its lower layers' output.
 
-        Raises: ValueError without pairs or documents, for a pair's unknown document, or as `load_body`.
+        Raises: ValueError without pairs or documents, or for a pair's unknown document; the errors of `load_body`.
         """
         if not pairs or not documents:
             raise ValueError(f"{len(pairs)} pairs and {len(documents)} documents; allowed: at least 1 of each")
@@ -136,7 +136,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFit:
-    """A fine-tuned encoder with its documents' states. `losses`: one per step. `seconds`: of the training steps."""
+    """A fine-tuned encoder with its documents' states. `losses`: one a step. `seconds`: the training's duration."""
 
     model: TextMol
     tokenizer: WordPieces
@@ -159,7 +159,7 @@ def train_text_mol(
     """Fine-tune on pairs (query text, row of its document) and encode all documents.
 
     progress: stages are "lower layers", "training", with the mean loss of 20 steps, and "documents".
-    Raises: ValueError as `Prepared`, or if all pairs have one document.
+    Raises: the errors of `Prepared`; ValueError if all pairs have one document.
     """
     data = Prepared(pairs, documents, settings, folder=folder, progress=progress)
     if len(np.unique(data.pairs[:, 1])) < 2:
@@ -217,7 +217,7 @@ def _trained(model: TextMol) -> list[nn.Parameter]:
 
 
 def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows]:
-    """Pairs (B, 2) of each step: one shuffled pass after the other; a batch has at most `len(pairs)`."""
+    """Yield the pairs (B, 2) of each step from one shuffled pass after another; B is at most `len(pairs)`."""
     rng = np.random.default_rng(seed)
     size, order, at = min(settings.batch, len(pairs)), np.zeros(0, dtype=np.int64), 0
     for _ in range(settings.steps):
@@ -228,7 +228,7 @@ def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows
 
 
 def _loss(model: TextMol, data: Prepared, rows: Rows, settings: TextMolSettings) -> Tensor:
-    """Softmax over the batch's distinct documents, without others paired with the same query."""
+    """Return the softmax loss over the batch's distinct documents, without other documents of the same query."""
     asked, own = rows[:, 0], rows[:, 1]
     documents, target = np.unique(own, return_inverse=True)
     queries = model.from_kept(*data.cached_queries.batch(asked), model.query)

@@ -1,6 +1,7 @@
 """The frozen lower layers' output for a set of texts, computed once and cached in half precision.
 
-Training the last two of MiniLM's six layers reads each text many times; the four below would be two thirds of a step.
+Training the last two of MiniLM's six layers reads each text many times. The four layers below would take two thirds of
+each step.
 
 Letters: n texts, B of a batch, L tokens of the longest of them, T tokens of all, D width.
 """
@@ -32,7 +33,7 @@ class FrozenOutputs:
         max_tokens: int,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Compute all outputs; `progress` gets the texts done. Memory: 2 T D bytes."""
+        """Compute all outputs; `progress` gets the number of texts done. Memory: 2 T D bytes."""
         parts, lengths = [], []
         for begin in range(0, len(texts), _TEXTS_AT_ONCE):
             ids, mask = tokenizer.batch(texts[begin : begin + _TEXTS_AT_ONCE], max_tokens=max_tokens)
