@@ -42,10 +42,7 @@ class Watch(Generic[T]):
 
 
 class Figures:
-    """Panels with a number and a plot.
-
-    of: each panel's name, meaning and number of lines. over: the time that the `points` values cover.
-    """
+    """Panels with a number and a plot. of: a panel's name, meaning, number of lines. over: the time of the points."""
 
     def __init__(self, of: Sequence[tuple[str, str, int]], points: int, over: str) -> None:
         self._all: list[tuple[TextElement, ui.echart]] = []
@@ -57,10 +54,7 @@ class Figures:
                     self._all.append((number, _newest(lines, points, f"{name}, over {over}")))
 
     def show(self, values: Sequence[tuple[str, Sequence[Sequence[float]]]], *, draws: bool = True) -> None:
-        """Show each panel's number, and draw its lines with the newest value at the right edge.
-
-        draws: False omits the drawing, which costs most.
-        """
+        """Show each panel's number, and draw its lines with the newest value at the right. draws: False omits lines."""
         for (number, chart), (shown, lines) in zip(self._all, values, strict=True):
             number.set_text(shown)
             if draws:
