@@ -60,7 +60,7 @@ _WINDOW_MS = 20
 _MAX_FORGETS = 10_000
 # Memory of an ONNX Runtime session as a multiple of its graph's size.
 _TIMES_ONNX = 3
-# Most bytes per partition and fetch: some 250 events, so that partitions with a backlog take turns.
+# A fetch returns at most this many bytes of a partition, some 250 events, so that partitions with a backlog take turns.
 _TURN_BYTES = 1 << 15
 
 
@@ -101,7 +101,7 @@ def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEn
 
 
 def open_model(settings: EncoderSettings, folder: Path) -> Model:
-    """Open another version set's model in this process. Raises: BundleError, MemoryError."""
+    """Open in this process a model that belongs to another version set. Raises: BundleError, MemoryError."""
     bundle = load_bundle(folder)
     needs = _TIMES_ONNX * bundle.file(ENCODER_ONNX).stat().st_size + (settings.cache_mib << 20)
     require_memory(f"the model at {folder}", needs, limit_mb=0, variable="")
@@ -288,7 +288,8 @@ async def run(settings: EncoderSettings) -> None:
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
     stream.forgets.encoder = models
-    # The stream starts once all models are open, because a missing model would make no attribution for a record.
+    # The stream starts once all models are open, because a record gets attributions only of the models that are open
+    # when it is applied.
     sets = OperationFollower(
         version_sets.OPERATIONS,
         operation_reader(

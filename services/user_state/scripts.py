@@ -1,11 +1,12 @@
 """The Lua scripts that read and change the keys of `layout.py`, each in one hash slot."""
 
-# KEYS history, seen, state, users, progress. ARGV: expected position, position, TTL in seconds, events, recent ids,
-# most seen items, state operation (set, drop or keep), user id, table entry, epoch, the writer's watermark of the home
-# partition (empty: another process's partition), rejected items (joined with NUL), number of items no longer seen,
-# those items, number of seen items, (time, item) each, number of words of the state, its fields and values. A writer
-# that missed a failover has another watermark and writes nothing. A process without the home partition writes nothing
-# if the progress has another epoch. ADVANCE checks `unfinished`, the number of users written.
+# KEYS history, seen, state, users, progress. ARGV 1 to 6: expected position, new position, TTL in seconds, events,
+# recent ids, maximum number of seen items. 7 to 12: state operation (set, drop or keep), user id, table entry, epoch,
+# the writer's watermark of the home partition (empty if another process owns the partition), rejected items joined with
+# NUL. From 13 on: the number of items that are no longer seen, and these items; the number of seen items, and time and
+# item of each; the number of the state's fields and values together, and these in turn. A writer that missed a failover
+# has another watermark and writes nothing. A process without the home partition writes nothing if the progress has
+# another epoch. ADVANCE checks `unfinished`, the number of users written.
 _EXPECT = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
@@ -60,8 +61,9 @@ if redis.call('HSTRLEN', KEYS[1], 'events') > 0 and redis.call('EXISTS', KEYS[2]
     + _WRITE
 )
 # Replaces all data of a user; an empty position erases the user. KEYS 6: progress in `forgets`; from 7 on: the user's
-# session lists and states of other model versions. The last three of ARGV: the reader of `forgets` that writes (empty:
-# another writer), its expected and its new progress. They detect a node that lacks an earlier forget or rewrite.
+# session lists and states of other model versions. The last three of ARGV: the name of the reader of `forgets` (empty
+# if the writer is not such a reader), its expected progress, its new progress. They detect a node that lacks an earlier
+# forget or rewrite.
 REWRITE = (
     _EXPECT
     + """
@@ -93,8 +95,8 @@ return 1
 """
 
 # Begin a partition's progress in an epoch. KEYS progress, popular. ARGV: the epoch found in the progress (empty: none),
-# and the current epoch. The caller reads the current epoch after the progress, so a process that was paused cannot
-# restore an older epoch.
+# and the current epoch. The caller first reads the progress, then the current epoch. If it is paused afterwards and
+# another process begins a newer epoch, the progress has changed, and this script writes nothing.
 BEGIN = """
 if (redis.call('HGET', KEYS[1], 'epoch') or '') ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1], KEYS[2])
@@ -102,10 +104,12 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'watermark', '-1', 'unfinished', 0
 return 1
 """
 
-# KEYS progress, popular. ARGV: epoch, expected watermark, new watermark, users written since the last move (empty:
-# unknown), anchors (empty: unchanged), number of words of counts, (field, increment) each. If popular items change: the
-# half-life (a new one clears the items), most items, TTL in seconds, number of words of added levels, (item, level)
-# each, then the removed levels. A failover node that lacks a written user also lacks its count.
+# KEYS progress, popular. ARGV 1 to 5: epoch, expected watermark, new watermark, number of users written since the last
+# ADVANCE (empty if unknown), the anchors of `log_identity.py` (empty if unchanged). 6: twice the number of changed
+# counts, followed by field and increment of each. If popular items change, there follow: the half-life (a new one
+# clears the items), maximum number of items, TTL in seconds, twice the number of added levels, item and level of each,
+# then item and level of each removed level. A failover node that lacks a written user has also not counted this user in
+# `unfinished`.
 ADVANCE = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark', 'unfinished')
 if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then return 0 end
@@ -168,9 +172,9 @@ return 1
 """
 
 # KEYS history, seen, state, users, progress. ARGV: user id, epoch, whether to return seen items (1), fields of the
-# state. Returns the table entry, position, bytes of events, number of seen items, seen items (newest first, in one
-# string, because redis-py parses replies in Python: 2,000 items take 0.1 ms instead of 4 ms), the state, epoch and
-# watermark of the home partition, and rejected items.
+# state. Returns the table entry, position, bytes of events, number of seen items, seen items (newest first), the state,
+# epoch and watermark of the home partition, and rejected items. The seen items are one string, because redis-py parses
+# replies in Python: 2,000 items take 0.1 ms instead of 4 ms.
 READ_USER = """
 local entry = false
 if redis.call('HGET', KEYS[4], '') == ARGV[2] then entry = redis.call('HGET', KEYS[4], ARGV[1]) end
@@ -186,8 +190,8 @@ return {
 }
 """
 
-# A user without states. KEYS history, seen, users. ARGV: user id, epoch. Returns the table entry, position, events,
-# ids, then seen items and times in turn as one string.
+# Read a user's data except the states. KEYS history, seen, users. ARGV: user id, epoch. Returns the table entry,
+# position, events, ids, then seen items and times in turn as one string.
 DUMP = """
 local entry = false
 if redis.call('HGET', KEYS[3], '') == ARGV[2] then entry = redis.call('HGET', KEYS[3], ARGV[1]) end

@@ -37,8 +37,8 @@ class TextMolPart:
 class PhrasesPart:
     """A phrase model and its data for generation.
 
-    tokenizer, vocabulary: fingerprints of the query's word list and the phrase vocabulary. vocabulary_size: V.
-    positions: number s of scored positions. width: D.
+    tokenizer, vocabulary: fingerprints of the query's word list and the phrase vocabulary. positions: the number of
+    positions at which the model scores tokens. width: the number of components of its vectors.
     """
 
     tokenizer: str

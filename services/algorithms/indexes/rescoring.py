@@ -49,8 +49,8 @@ def best_rows(scores: npt.NDArray[np.float32], size: int) -> Indices:
 class Rescored:
     """The exact top K of B pools.
 
-    Shapes: item_indices (B, K'), scores (B, K') as in TopK; kth_scores (B,): a lower bound of the K-th exact score,
-    NaN if a pool had fewer than K items.
+    Shapes: item_indices (B, K') and scores (B, K') as in TopK, with K' = min(K, X). kth_scores (B,) are lower bounds of
+    the K-th exact score; a bound is NaN if the pool had fewer than K items.
     """
 
     item_indices: Indices
@@ -109,6 +109,7 @@ def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indic
     kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
     if kth == -np.inf:
         return np.flatnonzero(scores > -np.inf)
-    # The K-th exact score is at least kth - error, so scores reaching it are at least kth - 2 error.
+    # The K-th exact score is at least kth - error. If an item's exact score reaches it, its float32 score is at least
+    # kth - 2 error.
     with np.errstate(over="ignore"):  # a limit below every float32 keeps all positions
         return np.flatnonzero(scores >= np.nextafter(np.float32(kth - 2 * error), np.float32(-np.inf)))

@@ -31,7 +31,9 @@ class ItemIds(Mapping[str, int]):
     def __init__(
         self, strings: Strings, hashes: Hashes | None = None, by_hash: tuple[Hashes, HashRows] | None = None
     ) -> None:
-        """Take distinct strings. hashes (n,): their `hash_ids`, if known. by_hash: value of `by_hash`, if known."""
+        """Take distinct strings. hashes (n,): their `hash_ids`, if known. by_hash: the sorted hashes and each hash's
+        row, if known.
+        """
         self.strings = strings
         if hashes is not None:
             self.__dict__["hashes"] = hashes
@@ -87,8 +89,8 @@ class ItemIds(Mapping[str, int]):
         return row
 
     def get(self, item_id: str, default: Any = None) -> Any:
-        """The row, or `default`. One call takes 3 us: use `find` for many ids, and a dictionary for hundreds of lookups
-        per event.
+        """The row, or `default`. One call takes 3 us. To look up many ids at once, use `find`; if each event needs
+        hundreds of separate lookups, use a dictionary.
         """
         row = self._row(item_id)
         return default if row < 0 else row

@@ -24,12 +24,12 @@ MAX_TOTAL_WEIGHT = 2**31
 _GROWTH = 2
 _FIRST_ROWS = 64
 _ROW_OBJECT_BYTES = 216  # an item's Python objects
-_MOST = 1 << 62  # in fixed point, twice the limit; larger weights and totals of a batch become this
+_MOST = 1 << 62  # twice `MAX_TOTAL_WEIGHT` in fixed point; a batch's larger weights and totals are set to this
 
 
 @dataclass(slots=True)
 class _Item:
-    """An item's row, and its last computed part of the digest, 0 before the first."""
+    """hash: the item's part of the digest, as last computed; 0 until it is computed."""
 
     row: int
     hash: int = 0
@@ -111,8 +111,8 @@ class ItemSums:
     def add(self, item_ids: Sequence[str], contributions: FixedPoint, weights: npt.NDArray[np.float64]) -> None:
         """Add n interactions, all or none.
 
-        contributions (n, P_x, d): of `Contributions` with these weights (n,). Raises: ValueError for shapes that
-        disagree, or a total weight of an item above `MAX_TOTAL_WEIGHT`.
+        contributions (n, P_x, d): what `Contributions` returned for these weights (n,). Raises: ValueError for shapes
+        that disagree, or a total weight of an item above `MAX_TOTAL_WEIGHT`.
         """
         fixed = self._checked(item_ids, contributions, weights)
         rows = np.fromiter(map(self._row, item_ids), np.int64, len(item_ids))

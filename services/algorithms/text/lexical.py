@@ -2,10 +2,10 @@
 
 This baseline finds items by exact words. It needs no model, so it is the first to find a new item. Rows are items.
 
-A put or withdrawn row is masked out in the index; a put row is added to the delta. The delta uses the index's mean
-length and document frequencies, so that scores are comparable. For a word unknown to the index, it uses the frequency
-in the delta. When the delta's slots exceed 256 and half the index's rows, one new index replaces both. So adding n rows
-costs at most about three builds of an index of n rows, for any batch sizes.
+`change` masks out the changed rows in the index, and adds rows with a new text to the delta. The delta uses the index's
+mean length and document frequencies, so that scores are comparable. For a word unknown to the index, it uses the
+frequency in the delta. When the delta's slots exceed 256 and half the index's rows, one new index replaces both. So
+adding n rows costs at most about three builds of an index of n rows, for any batch sizes.
 
 Letters: R rows, n slots of the delta.
 """
@@ -179,8 +179,8 @@ class LexicalIndex:
     def search(self, query: str, k: int, allowed: Mask | None = None) -> tuple[Rows, Scores]:
         """The k rows of largest BM25 score above 0, best first, ties by row.
 
-        allowed (R or longer): which rows may be returned, None for all; rows beyond its end may not. Raises: ValueError
-        for k below 1.
+        allowed: whether each row may be returned; None allows all rows. Rows beyond its end are not returned. Raises:
+        ValueError for k below 1.
         """
         if k < 1:
             raise ValueError(f"k={k} allowed: at least 1")

@@ -69,7 +69,7 @@ def forget_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[Forg
 
 log = structlog.get_logger()
 
-# Answers of ten items take about 4 MB in all, and their contexts at most 64 MB more.
+# So many answers of ten items take about 4 MB in all, and their contexts at most 64 MB more.
 MAX_WAITING = 4_000
 _GATHER_S = 1.0
 

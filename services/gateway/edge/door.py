@@ -106,7 +106,9 @@ _LOOK_EVERY_S = 1.0
 
 
 class TokenBucket:
-    """A sustained rate of `per_second` calls, with bursts of up to `burst`. Its state is the time when it is full."""
+    """A sustained rate of `per_second` calls, with bursts of up to `burst`. It stores only the time at which the bucket
+    will be full.
+    """
 
     __slots__ = ("_full_s", "limits")
 

@@ -1,8 +1,8 @@
 """Recommend: find the user's state, search, rerank if rules need it.
 
 A history in the request is encoded. Without one, the state is the stored state if it reflects the user's whole
-history, else one encoded now from the stored history, else the older stored state. If possible, it is as fresh as the
-request's token.
+history, else one encoded now from the stored history, else the older stored state. If possible, the state includes the
+event that the request's token names.
 
 After a failure the next fallback (`rankings`) answers, and the answer is marked. Beyond the concurrency limit, the
 answer is popular items. Only a bad request, an exceeded deadline or a further page can fail.
@@ -108,7 +108,8 @@ class RequestStates:
             return FoundState()
         found = await self.stages.find_state(work, view)
         if not found.answered:
-            # There may be events that popular items do not reflect.
+            # Popular items answer, and the user's events may not be among those they reflect, so the token is not
+            # honoured.
             token_failed(work)
         if not found.is_whole:
             _token_behind(work, found.stored)
@@ -122,7 +123,8 @@ class RequestStates:
             view, encoded = None, await self.stages.encode(work, history)
         schema = self.stages.model.schema
         own = seen_in(reversed(history), schema)
-        # Items seen in the stored history are excluded too, but only items of the request's history vote.
+        # Items of the stored history are excluded too, but only items of the request's history add votes for their
+        # neighbours.
         silent = [*turned_down_in(history, schema), *(set(work.seen.item_ids) - set(own))]
         work.seen = Seen([*own, *work.seen.item_ids], silent)
         if encoded is not None:
@@ -182,7 +184,7 @@ def token_failed(work: Work[RecommendQuery]) -> None:
 
 
 def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None:
-    """Mark the token as not honoured if this state, which is older than the watermark, does not reach the token."""
+    """Mark the token as not honoured if `state` does not reach it. The state may be older than the watermark."""
     token = work.query.token
     if token is None:
         return
@@ -191,7 +193,7 @@ def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None
 
 
 def with_arms(query: RecommendQuery) -> RecommendQuery:
-    """Return the query with its arms' rules, and with their settings that the query itself lacks."""
+    """Return the query with the rules of its arms added. A setting that the query lacks is taken from its arms."""
     arms = [one.arm for one in query.assignments if one.arm is not None and one.arm.has_settings]
     if not arms:
         return query

@@ -64,9 +64,8 @@ def archive_exposures(
     """Archive the topic's new records; return their number.
 
     log: a reader of `exposures` alone. forgotten: pseudonym -> Unix milliseconds up to which the user's
-    records are removed. Raises: PreconditionFailed if retention deleted records before they were archived, or for
-    another topic;
-    DependencyUnavailable.
+    records are removed. Raises: PreconditionFailed if retention deleted records before they were archived, or if the
+    topic is not the archived one; DependencyUnavailable.
     """
     place = folder / EXPOSURE_FOLDER
     place.mkdir(parents=True, exist_ok=True)

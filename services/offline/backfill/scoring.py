@@ -1,7 +1,8 @@
 """Compute the top K of all users in a partition of `interactions`, with the live system's code (`freshet score`).
 
-The live consumer's handler computes histories in this process, the bundle's model computes states, and the candidates
-process's search ranks exactly, with votes. `freshet score --help` says what the gateway adds.
+All of it runs in this process: the live consumer's handler computes histories, the bundle's model computes states from
+them, and the code of the candidates process searches exactly and adds the votes of memory and neighbours. `freshet
+score --help` says what the gateway adds.
 """
 
 import time
@@ -41,7 +42,7 @@ from services.platform.request_context import OFF
 from services.platform.rpc.server import HealthState
 from services.user_state.forgetting import Forgotten
 
-# The model and each search call process this many users.
+# Number of users in one call of the model or of the search.
 _USERS = 32
 
 Row = dict[str, Any]
@@ -61,7 +62,7 @@ class ScoringCandidates(CandidatesSettings):
 
 
 class _NoOutbox:
-    """Drops all records: scoring attributes nothing, and the live consumer writes the dead letters."""
+    """Drops all records: scoring writes no attributions, and the live consumer writes the dead letters."""
 
     def publish(self, *records: Any) -> None:
         """Drop the records."""

@@ -38,8 +38,8 @@ from services.offline.bundles.folders import folder_aside, put_file, save_pair_g
 class TextBundleWriter:
     """Collects parts in a temporary folder; `seal` renames it into place.
 
-    Parts of an existing bundle with the same documents and word list are copied, so the two models can be trained one
-    after the other. A bundle with other documents is replaced.
+    Parts of an existing bundle with the same documents and word list are copied, so the text encoder and the phrase
+    model can be trained one after the other. A bundle with other documents is replaced.
     """
 
     def __init__(
@@ -79,7 +79,9 @@ class TextBundleWriter:
     def add_text_mol(
         self, encoder: Path, states: ItemStates, pair_gate: PairGate | None, *, head: HeadShape, max_tokens: int
     ) -> None:
-        """Add the exported encoder, the documents' states in order, and the gate (None: dot)."""
+        """Add the exported encoder, the documents' states in order, and the gate. A model that scores by dot product
+        has no gate.
+        """
         self._fresh(TEXT_MOL)
         shutil.copyfile(encoder, self._aside / TEXT_ENCODER)
         arrays: dict[str, FloatArray] = {"components": np.ascontiguousarray(states.components, np.float32)}

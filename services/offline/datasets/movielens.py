@@ -60,7 +60,7 @@ def is_movielens(path: Path) -> bool:
 def read_movielens(path: Path, *, name: str, found: str = "") -> Interactions:
     """Read one MovieLens set from a folder or zip.
 
-    `found` completes the source sentence ("in ../shared/data/ml-1m").
+    found: where the set was found, for `Interactions.source`, such as "in ../shared/data/ml-1m".
     Raises: ValueError naming the path if the rating file is missing or cannot be parsed.
     """
     files = _Files(path)

@@ -1,7 +1,7 @@
-"""Measure the largest length of a new item's state (decision 015), on items in the training data.
+"""Measure how long a new item's state may be (decision 015), on trained items that it treats as new.
 
-The sum of three users' query states gives the direction. It is compared with the trained state on the queries of other
-users who took the item.
+The sum of three users' query states gives the new state's direction. Other users who took the item then score both this
+state and the trained state with their query states.
 
 Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """
@@ -22,13 +22,13 @@ from services.offline.training.sequences import Histories, IntArray, windows_bef
 _USERS = 1000
 _POSITIONS = 24
 _USERS_PER_BATCH = 64
-# The operator's default m: an item with this many contributors must be found.
+# The refresher's default `min_users`: searches must find an item with this many contributors.
 _EARLY = 3
 _LATER = 4
 # With fewer items the measured ratio is too uncertain.
 _FEWEST_ITEMS = 20
-# Below this the model is poorly trained: it scores its own items no better than others. Without a measurement the
-# length is a half (policy.NEW_ITEM_SHARE).
+# A smaller ratio shows a poorly trained model: it scores the items that a user took no better than others. Without a
+# measurement the length is a half (policy.NEW_ITEM_SHARE).
 _LEAST = 0.5
 
 
@@ -36,10 +36,10 @@ def measure_new_item_length(model: SequentialModel, interactions: Interactions) 
     """Return the length in [.5, 1] of a new item's components at which it scores like a trained item; None with too few
     data, or if users with the same items are no more similar than others.
 
-    It uses 24 interactions of each of 1,000 users, and items that at least four of them took, so items count about as
-    often as they are taken. A uniform draw gives .36 instead of .53 at 8x4x64, too short to be found. The user-id
-    component is omitted, as for unknown users. On MovieLens-1M the result is .52 for the 8x4x64 model, where .5 to .55
-    is best, and .96 for 4x2x32.
+    It uses 24 interactions of each of 1,000 users, and the items that at least four of these users took. So each item
+    counts about as often as users take it. If items were drawn uniformly, the length for the 8x4x64 model would be .36
+    instead of .53, and new items of this length would not be found. The user-id component is omitted, as for unknown
+    users. On MovieLens-1M the result is .52 for the 8x4x64 model, where .5 to .55 is best, and .96 for 4x2x32.
     """
     users, items, queries = _taken(model, Histories.of(interactions))
     early, later, owner = _early_and_later(users, items)
@@ -98,8 +98,8 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
 
 
 def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return, for k items that four users took, three interactions each (k, 3), up to four more (q,), and the rows of
-    their items among the k (q,).
+    """Choose the k items that at least four users took. Return three interactions of each item (k, 3), up to four
+    further interactions of each (q,), and for each of these q the row of its item among the k (q,).
     """
     shuffled = np.random.default_rng(1).permutation(len(users))
     order = shuffled[np.argsort(items[shuffled], kind="stable")]
@@ -111,7 +111,9 @@ def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArr
 
 
 def _directions(model: SequentialModel, early: QueryStates, trained: ItemStates, gate: FloatArray | None) -> ItemStates:
-    """A refresher's states of k items as new, at full length, from 3 k early states; `gate` (P,): a new item's."""
+    """Return the states that a refresher would give the k items if they were new, at full length, from 3 k early
+    states. gate (P,): the gate of a new item.
+    """
     num_items, num_components, width = trained.components.shape
     leave_out = early.components.shape[1] - 1 if model.encoder_shape.uses_user_index else None
     rows = cold_start_items(len(early), num_components=num_components, width=width, mean_gate=gate)

@@ -38,7 +38,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Timeouts of connections before HTTP/2, without calls, and with a dead peer.
+    # These times limit how long a connection stays open with an unfinished handshake, without calls, or with a dead
+    # peer.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.keepalive_time_ms", 60_000),
@@ -197,8 +198,9 @@ class RpcServer:
     """A guarded grpc.aio server with health and reflection.
 
     health_state: None makes the server ready at once. door: authorises calls; None allows all calls.
-    admissions: by method; other methods share the limit in `settings`. max_request_bytes: larger requests are rejected
-    unread. limits: see `CallGuards`. told: called at each call's end with method, status and seconds.
+    admissions: each method's limit; methods that it lacks share the limit in `settings`. max_request_bytes: larger
+    requests are rejected unread. limits: see `CallGuards`. told: called at each call's end with method, status and
+    seconds.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 A turn is one pass of the loop. The loop logs a failed turn once, waits and repeats it; after two failures in a row it
 calls `on_stall`. Other threads read the loop's `TurnClock`, because a loop that hangs exports no metric.
 
-A poison record fails alone and always, because of its content; the loop may set it aside. After other failures (memory,
-a disk, a model, another version's process) the loop waits, which loses nothing.
+A poison record fails at every attempt because of its content, while other records pass; the loop may set it aside.
+After other failures (memory, a disk, a model, another version's process) the loop waits, which loses nothing.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ class PoisonPolicy(Generic[R]):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # At most one suspect per partition, and former suspects that were applied later.
+        # The records that failed alone. A partition has at most one that still fails; others were applied later.
         self._suspects: OrderedDict[Hashable, _Suspect] = OrderedDict()
         self._lately: deque[R] = deque(maxlen=NEIGHBOURS)
         # The number of processed records, and its value at each record set aside.
@@ -143,10 +143,11 @@ class PoisonPolicy(Generic[R]):
     ) -> bool:
         """Return whether a record that failed alone may be set aside; if not, the caller waits and tries again.
 
-        A record is poison at the second call with the same key and failure, if its neighbours passed alone in
-        `rehearse` before. Neighbours are the first records of `behind` and the records applied last. `rehearse` does
-        everything but the visible effects. If `rehearse` is None, or the record does not fail in it the same way, then
-        `applied`, the number of records applied alone just before, has to be above 0 instead.
+        A record is poison at the second call with the same key and failure, if other records passed at an earlier call.
+        To find out, the call passes each neighbour to `rehearse`, which does everything but the visible effects; most
+        have to pass. Neighbours are the first records of `behind` and the records applied last. If `rehearse` is None,
+        or the record does not fail in it the same way, the neighbours are not tried. Then `applied` has to be above 0;
+        it is the number of records applied alone just before.
 
         Raises: a FreshetError of `rehearse`.
         """
@@ -215,10 +216,11 @@ def _failure(rehearse: Callable[[R], object], record: R) -> str:
 class Follower:
     """Runs turns from `start` to `stop`.
 
-    on_ready: called after `ready`, and when turns work again after `on_stall`. Without `on_stall`, a stall changes
-    nothing for callers.
+    on_ready: called after `ready`, and when turns work again after `on_stall`. Without `on_stall`, the process serves
+    as before during a stall.
 
-    After `ATTEMPTS` exceptions outside the error tree, `tries_alone` is True, and a poison record is set aside.
+    After `ATTEMPTS` exceptions that are not FreshetErrors, `tries_alone` is True: the subclass then applies records one
+    by one and sets a poison record aside.
     """
 
     def __init__(
@@ -288,7 +290,7 @@ class Follower:
                 self.poison.applied([record])
 
     def report_lag(self, *, asks: bool) -> None:
-        """Export the lag. asks: request the ends from the broker, because polls fail."""
+        """Export the lag. asks: whether to ask the broker for the ends, because polls fail and do not tell them."""
 
     def finish(self) -> None:
         """Save and close, after the last turn."""

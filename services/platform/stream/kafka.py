@@ -33,7 +33,7 @@ _GATHERED_BYTES = 65_536
 REST_MS = 500
 # Above a fetch's limit (kafka-python's fetch_max_bytes, 50 MB).
 _MAX_ANSWER_BYTES = 1 << 27
-# kafka-python fails a batch this long after the delivery timeout at most.
+# kafka-python fails a batch at the latest this many seconds after the delivery timeout.
 SETTLING_S = 2.0
 
 Headers = Sequence[tuple[str, bytes]]
@@ -147,7 +147,7 @@ def build_producer(
             metrics_enabled=False,
         )
     except (KafkaError, OSError, AssertionError) as exc:
-        # AssertionError: the client takes a paused broker for one of an old version.
+        # The client raises AssertionError for a paused broker, because it believes that the broker has an old version.
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
 
 

@@ -16,9 +16,10 @@ _LOOK_EVERY_S = 5.0
 
 
 class TopicFollower(Follower):
-    """Ready once all ends are reached. If later turns fail, its content is still served.
+    """Ready once all ends are reached. After that, the process serves the topics' content even if a turn of the loop
+    fails.
 
-    is_behind: whether the topics' ends at the last connection are not reached yet.
+    is_behind: True until the follower reaches the ends that the topics had when it last connected.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class TopicFollower(Follower):
         self._next = dict.fromkeys(followed, 0)
         # The topics' ends at the time of connection.
         self._ends: dict[str, int] | None = None
-        # Each topic's identifying record, and its newest record, which identifies the topic after the next look.
+        # By topic: the record by which `_look` recognises the topic, and the newest record, which replaces it after the
+        # next check.
         self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
         self._next_look = 0.0
         self.is_behind = True
@@ -106,7 +108,9 @@ class TopicFollower(Follower):
         return others
 
     def _is_another(self, topic: str, end: int) -> bool:
-        """A recreated topic is shorter, or has another record at the known offset, unless compaction deleted that."""
+        """Whether the topic was recreated: it is shorter, or has another record at the known record's offset. If
+        compaction deleted the known record, the topic counts as the same.
+        """
         known_by = self._known_by.get(topic)
         if known_by is None or end <= known_by.offset:
             return end < self._next[topic]

@@ -1,6 +1,7 @@
 """A batch of items for a mutable index, validated before any change.
 
-Errors name the item and the value, since one bad row rejects the batch. A zero component means that the item lacks it.
+Errors name the item and the value, since one bad row rejects the batch. An item whose component is zero lacks that
+component.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,8 +17,8 @@ from services.algorithms.scoring.states import ItemStates
 class ItemBatch:
     """n items. `ItemIds` and `Categories` are not copied.
 
-    categories, attributes: one per item. None, as in a stream of refreshed states, means that known items keep theirs
-    and new items have none.
+    categories, attributes: one per item. With None, known items keep their values and new items have no values; a
+    stream of refreshed states uses None.
     """
 
     item_ids: Collection[str]
@@ -49,7 +50,9 @@ class ItemBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A batch's result: the new version, numbers of changed items, and unknown ids to remove."""
+    """A batch's result: the new version and the numbers of changed items. unknown: ids that the batch removes but the
+    index lacks.
+    """
 
     version: str
     added: int = 0

@@ -1,7 +1,7 @@
 """The newest changes of a mutable index: a fixed buffer to which rows are appended.
 
-A change costs its own rows alone. A version's first search makes a segment of the buffer; a full buffer becomes a block
-in id order.
+A change writes only its own rows. The first search of each index version copies the buffer's living rows into a
+segment, which searches can read. A full buffer is copied into a block in id order.
 
 Letters: n rows.
 """
@@ -35,7 +35,7 @@ class Tail:
         self._hashes = np.empty(TAIL_ROWS, dtype=np.int64)
         self._ids: list[str] = []
         self._categories: list[tuple[int, ...]] = []
-        self._living: dict[str, int] = {}  # the writer's view
+        self._living: dict[str, int] = {}  # the rows that live after the writer's last change
         self.dead: list[int] = []
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class Tail:
         self.dead.append(self._living.pop(item_id))
 
     def segment(self, count: int, num_dead: int) -> Segment | None:
-        """The living of the first `count` rows after `num_dead` deaths, in id order; None without any."""
+        """The rows, among the first `count`, that live after `num_dead` deaths, in id order; None if no row lives."""
         dead = set(self.dead[:num_dead])
         living = [row for row in range(count) if row not in dead]
         if not living:

@@ -1,7 +1,7 @@
 """Grouped top-N on a GPU. Dot products are computed twice, never stored.
 
-`tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest maximum
-is the threshold: at least N + 1 items reach it, and few more if there are four times as many tiles as results.
+`tile_maxima_kernel` stores only the best of every tile of W items per (query vector, component). The (N + 1)-th largest
+maximum is the threshold: at least N + 1 items reach it. Few more items reach it if there are at least 4 N tiles.
 `collect_kernel` computes the products again, which is cheaper than writing and reading them, and stores those that
 reach the threshold. `collect_values_kernel` collects from given values. The order of results depends on the run;
 callers sort.
@@ -53,7 +53,7 @@ def _tile_scores(
         )
         if FAST:
             total = tl.dot(q, x, total)
-        else:  # Triton's interpreter multiplies the bits of bfloat16
+        else:  # Triton's interpreter would multiply the bits of bfloat16 as integers
             total = tl.dot(q.to(tl.float32), x.to(tl.float32), total, input_precision="ieee")
     present = real_row[:, None] & real_item[None, :]
     if MASKED:
@@ -125,7 +125,7 @@ def collect_kernel(
 ):
     """Count the dot products at or above their threshold; store the first `capacity` keys.
 
-    A key orders by (score, -row). Its upper 32 bits are the score's, changed to integer order; its lower 32 bits are
+    A key orders by (score, -row). Its upper 32 bits are an integer that orders like the score; its lower 32 bits are
     2**32 - 1 - row. Grid: as in `tile_maxima_kernel`.
     """
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)

@@ -1,7 +1,7 @@
 """The Mixture-of-Logits formula in plain PyTorch: the reference for every faster path.
 
-It materialises (B, X, P) and (B, X, G), so it suits tests and small catalogues. float64 defines *exact*; float32 shows
-the error of a direct transcription.
+It materialises (B, X, P) and (B, X, G), so it suits tests and small catalogues. Its float64 scores are the *exact*
+scores of this library; its float32 scores show the error of a direct transcription.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """

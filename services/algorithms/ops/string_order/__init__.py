@@ -33,7 +33,8 @@ def rows_before(
 
     Shapes: data (bytes,) and ends (n,), int32 or int64: string i is data[ends[i - 1]:ends[i]]; the others have (m,)
     ends.
-    Cost:   about 2 log2(n / m) comparisons per other string. kernels: another library than this processor's.
+    Cost:   about 2 log2(n / m) comparisons per other string. kernels: the library to call; by default the one built for
+    this processor.
     """
     library = kernels or load_kernels("string_order")
     rows = np.empty(len(other_ends), dtype=np.int64)

@@ -1,7 +1,7 @@
 """PEFA on text as served: build time, bytes, latency and recall, in this library's indexes and over hnswlib.
 
-This library's indexes are exact search, the proven integer codes, and the same codes with only some cells visited. The
-memory is the index that candidates search.
+This library's indexes are exact search, the proven integer codes, and the same codes with only some cells visited. XL's
+memory is the `VotingIndex` that the candidates process searches.
 
 Letters: n documents, m training queries, B queries, d width.
 """
@@ -62,7 +62,7 @@ def rows(
     """Return one row per index and method, as in the paper's Table 6, with recall.
 
     Times are all threads' processor time. Builds use up to two threads; queries run one at a time, alternating
-    between indexes, on one thread. PyTorch keeps this setting.
+    between indexes, on one thread. Afterwards, PyTorch and the kernels still use one thread.
     """
     built: dict[tuple[str, str], Vectors | Voted] = {}
     building = Times()

@@ -13,9 +13,9 @@ from torch.nn.functional import silu
 
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
-# Maximum number of floats in one intermediate (b, x, max(P, G)). Measured at 8x8x32 with 100,000 items on two cores:
-# with B = 32, 2^22 took 12.0 s, and 2^23 to 2^26 took 19.0, 17.3, 23.3 and 23.3 s; with B = 1, 2^20 was a fifth faster
-# than 2^22.
+# Maximum number of floats in one intermediate (b, x, max(P, G)). It was measured with P_q = P_x = 8, d = 32 and 100,000
+# items on two cores. With B = 32, 2^22 took 12.0 s, and 2^23 to 2^26 took 17.3 to 23.3 s. With B = 1, 2^20 was a fifth
+# faster than 2^22.
 _CHUNK_FLOATS = 1 << 22
 
 
@@ -54,7 +54,9 @@ class Transcription:
 
     @torch.inference_mode()
     def top_k_per_embedding(self, queries: QueryStates, k: int, *, pool_size: int) -> Tensor:
-        """Take the N best of every pair by dot product, then the best of their union."""
+        """For every pair of a query and an item component, take the N best items by dot product; then take the best of
+        their union.
+        """
         return self._best_of(queries, k, self._per_embedding(queries, pool_size))
 
     @torch.inference_mode()

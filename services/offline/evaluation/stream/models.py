@@ -113,7 +113,9 @@ def stream_model(setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0,
 def _states_before_events(
     model: SequentialModel, part: TrainingPart, interactions: Interactions, first: int, end: int
 ) -> tuple[QueryStates, IntArray, IntArray]:
-    """Return states before the events in rows [first, end), from all earlier events of their users; rows, gaps."""
+    """Return the query states before the events first to end - 1, encoded from all earlier events of their users. Also
+    return rows and gaps as in `StreamModel`.
+    """
     item_rows = part.item_rows[interactions.items[:end]]
     read = np.flatnonzero(item_rows >= 0)
     known_events = replace(interactions.select(read), items=item_rows[read].astype(np.int32))

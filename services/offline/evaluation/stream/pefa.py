@@ -40,7 +40,7 @@ class RefreshedItems:
     """PEFA-XS: move trained items toward their users' query states, and make new items from query states alone.
 
     share: lambda of the model's items; new_share: lambda of new items, whose state has length 1 - lambda.
-    min_users: name of a variant -> the number of an item's users from which the variant scores a new item.
+    min_users: name of a variant -> the least number of users that a new item needs before the variant scores it.
     """
 
     def __init__(
