@@ -126,8 +126,9 @@ class RedisCluster:
         return sorted({self.ports.index(master[1]) for _, _, master, *_ in rows})
 
     def replica_of(self, number: int) -> int:
-        """The number of a master's replica."""
-        (said,) = self._ask(number, "CLUSTER", "REPLICAS", self._ask(number, "CLUSTER", "MYID"))
+        """The number of a master's replica, once the master knows it: gossip may be later than the connection."""
+        own_id = self._ask(number, "CLUSTER", "MYID")
+        (said,) = self._wait("a known replica", partial(self._ask, number, "CLUSTER", "REPLICAS", own_id))
         return self.ports.index(int(said.split()[1].split(b"@")[0].rpartition(b":")[2]))
 
     def wait_whole(self) -> None:
