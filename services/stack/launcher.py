@@ -27,7 +27,16 @@ from services.stack.errors import StackError, tail
 from services.stack.folders import DEFAULT_STATE, StateFolder
 from services.stack.held_ports import held_for_servers
 from services.stack.memory import require_encoder, require_stack_memory
-from services.stack.note import Note, bundle_file, counts, new_shards, note_file, shard_addresses, taken_over
+from services.stack.note import (
+    Note,
+    bundle_file,
+    counts,
+    new_shards,
+    note_file,
+    port_advice,
+    shard_addresses,
+    taken_over,
+)
 from services.stack.ports import CONSOLE, LOOPBACK, PARTS, Ports, stop_order
 from services.stack.probes import silence
 
@@ -336,7 +345,7 @@ class Stack:
         for name in names:
             taken = next(self.ports.taken(name), None)
             if taken is not None:
-                raise StackError(name, str(taken), advice="freshet doctor, or freshet up --port-offset 1000")
+                raise StackError(name, str(taken), advice=port_advice(taken, self.place.state.root, "up"))
 
     def _require_bundle(self, names: Collection[str]) -> None:
         if not (self.bundle / "manifest.json").exists():

@@ -8,9 +8,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from services.contracts.processes import PROCESSES, TEXT
+from services.platform.machine import PortTaken
 from services.stack.compose import Profile
 from services.stack.errors import StackError
-from services.stack.folders import StateFolder
+from services.stack.folders import DEFAULT_STATE, StateFolder
 from services.stack.ports import LOOPBACK, PARTS, Ports
 
 # For each shard, each replica's ports by name.
@@ -103,3 +104,15 @@ def counts(shards: Shards) -> tuple[int, int]:
 def shard_addresses(shards: Shards) -> str:
     """Return the addresses in the gateway's format."""
     return ";".join(",".join(f"{LOOPBACK}:{ports['candidates']}" for ports in one) for one in shards)
+
+
+def port_advice(taken: PortTaken, own: Path, command: str) -> str:
+    """Return what frees a taken port: the command that stops another stack with this port, or one with other ports.
+
+    Searched are the default state folder and those in it, such as .freshet/quickstart, except the state folder `own`.
+    """
+    for folder in (DEFAULT_STATE, *sorted(DEFAULT_STATE.glob("*/"))):
+        ports = Note.read(StateFolder(folder)).ports
+        if folder.resolve() != own.resolve() and ports is not None and taken.port in ports.numbers.values():
+            return f"freshet down --state {folder}, or freshet {command} --port-offset 1000"
+    return f"freshet doctor, or freshet {command} --port-offset 1000"

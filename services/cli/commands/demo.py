@@ -58,7 +58,7 @@ def demo(
     display = Display(console(stderr=is_json()))
     # SIGTERM stops the demo and its stack, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _sentences(state / "logs"):
+    with _sentences(state):
         summary = run_demo(wanted, display)
     answer(summary, lambda: None)
     if not summary["events"]["adds_up"]:
@@ -67,17 +67,17 @@ def demo(
 
 
 @contextmanager
-def _sentences(logs: Path) -> Iterator[None]:
+def _sentences(state: Path) -> Iterator[None]:
     from services.algorithms.bundles.model_manifest import BundleError
     from services.offline.demo.stream import ReplayFailedError, StreamStalledError
     from services.platform.errors import FreshetError
     from services.platform.machine import PortTaken
     from services.stack import StackError
+    from services.stack.note import port_advice
 
-    logged = f"the parts' logs are in {logs}"
+    logged = f"the parts' logs are in {state / 'logs'}"
     rows: tuple[tuple[type[Exception], str, ExitStatus], ...] = (
         (StackError, "", ExitStatus.UNAVAILABLE),
-        (PortTaken, "freshet down, or freshet demo --port-offset 1000", ExitStatus.UNAVAILABLE),
         (ReplayFailedError, logged, ExitStatus.FAILED),
         (StreamStalledError, logged, ExitStatus.FAILED),
         (FreshetError, logged, ExitStatus.UNAVAILABLE),
@@ -87,6 +87,10 @@ def _sentences(logs: Path) -> Iterator[None]:
     )
     try:
         yield
+    except PortTaken as error:
+        raise CommandError(
+            str(error), advice=port_advice(error, state, "demo"), status=ExitStatus.UNAVAILABLE
+        ) from error
     except Exception as error:
         for kind, advice, status in rows:
             if isinstance(error, kind):

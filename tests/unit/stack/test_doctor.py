@@ -26,10 +26,13 @@ from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.offline.bundles.model import write_bundle
 from services.platform.config import ProcessSettings
+from services.platform.machine import PortTaken
 from services.platform.metrics import serve_metrics
 from services.platform.rpc.server import HealthState, RpcServer
 from services.platform.stream.follower import TurnClock
 from services.stack import Ports, Stack, StackError
+from services.stack.folders import StateFolder
+from services.stack.note import Note, port_advice
 from services.stack.ports import CONSOLE, PARTS
 from tests.unit.bundle.bundle_scene import content
 
@@ -134,6 +137,20 @@ def test_a_taken_port_names_its_owner(stack: Stack) -> None:
     taken = found[f"port {stack.ports['reranker-metrics']}"]
     assert str(os.getpid()) in taken.found
     assert "--port-offset" in taken.advice
+
+
+def test_a_port_of_another_stack_names_the_command_that_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ports = Ports.free()
+    taken = PortTaken("127.0.0.1", ports["kafka"], "java (pid 1)")
+    assert port_advice(taken, tmp_path, "demo") == "freshet doctor, or freshet demo --port-offset 1000"
+    quickstart = StateFolder(Path(".freshet/quickstart"))
+    quickstart.make()
+    Note(ports=ports).write(quickstart)
+    assert port_advice(taken, tmp_path, "up").startswith("freshet down --state .freshet/quickstart, or")
+    assert port_advice(taken, quickstart.root, "up").startswith("freshet doctor")
 
 
 async def test_parts_that_are_away_or_not_ready_say_what_that_costs(stack: Stack) -> None:
