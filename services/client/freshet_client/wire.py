@@ -58,7 +58,12 @@ def read(message: Any, cls: Any = None) -> Any:
 
 @cache
 def _class_of(name: str) -> Any:
-    return _CLASSES.get(name) or next(vars(one)[name] for one in (answers, described, requests) if name in vars(one))
+    found = _CLASSES.get(name)
+    for one in (answers, described, requests):
+        found = found or vars(one).get(name)
+    if found is None:
+        raise TypeError(f"freshet_client has no class for the message {name}")
+    return found
 
 
 @cache

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 from freshet_client import Certificate, Filter, Interaction, Item, Provenance, RecommendOptions, Rule, requests
-from freshet_client.wire import _class_of
+from freshet_client.wire import _class_of, read
 
 # Of Interaction: what `undo` writes. Of ExplainResponse's parts: of one request, and of a shard.
 LEFT_OUT = {"Interaction": {"undoes_event_id"}, "ExplainScoreResponse": {"rules"}, "ExplainVotesResponse": {"shard"}}
@@ -60,6 +60,11 @@ def test_an_answer_has_every_field_of_its_message(name: str) -> None:
     cls = _class_of(name)
     known = names(cls) | (names(Provenance) if "provenance" in names(cls) else set()) | LEFT_OUT.get(name, set())
     assert set(ANSWERS[name].fields_by_name) - known == set()
+
+
+def test_a_message_without_a_class_is_named() -> None:
+    with pytest.raises(TypeError, match="no class for the message QueryState"):
+        read(common_pb2.QueryState())
 
 
 @pytest.mark.parametrize(
