@@ -68,6 +68,7 @@ class Folder:
         self._parts = {name: self._parts[name] if data is None else data for name, data in parts.items()}
         aside, newest = self._root / f".partition-{partition}.aside", self._root / f"partition-{partition}.checkpoint"
         aside.write_bytes(to_file(values, self._parts))
+        # Time for a kill between the two steps, which alone take microseconds.
         time.sleep(0.002)
         aside.replace(newest)
 

@@ -1,5 +1,6 @@
 """`interactions` gets another width: every record is there again, with its time, in its user's partition, in order."""
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -225,4 +226,5 @@ def test_the_command_says_what_it_did_and_what_it_needs(stack: Stack) -> None:
     assert facts(*asked, stack.place.state.root) == wanted
     assert not (checkpoints / "model").exists()
     stack.stop("kafka")
-    assert "Kafka at 127.0.0.1:" in refused(3, *asked, stack.place.state.root)
+    said = refused(3, *asked, stack.place.state.root, "--json")
+    assert json.loads(said)["error"].startswith("Kafka at 127.0.0.1:")

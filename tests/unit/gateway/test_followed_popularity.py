@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from services.algorithms.items.popularity import level_of
 from services.algorithms.rules.filters import ItemFilter
@@ -41,9 +42,11 @@ def test_partitions_add_up_and_fade() -> None:
 
 
 @pytest.mark.parametrize("failure", [DependencyUnavailable("Redis does not answer"), ValueError("half a reply")])
-async def test_the_last_answer_stands_while_there_is_no_other(failure: Exception) -> None:
+async def test_the_last_answer_stands_while_there_is_no_other_and_equal_failures_are_logged_once(
+    failure: Exception,
+) -> None:
     popular, reads = catalogue(), 0
-    answers: list[Sequence[Popularity] | Exception] = [[partition(c=9_000.0)], failure, [partition(b=9_000.0)]]
+    answers: list[Sequence[Popularity] | Exception] = [[partition(c=9_000.0)], failure, failure, [partition(b=9_000.0)]]
 
     async def read() -> Sequence[Popularity]:
         nonlocal reads
@@ -55,12 +58,14 @@ async def test_the_last_answer_stands_while_there_is_no_other(failure: Exception
 
     following = asyncio.create_task(follow_popularity(read, popular, every_s=0.001, clock_ms=lambda: NOW_MS))
     seen = []
-    async with asyncio.timeout(10):
-        while not seen or seen[-1] != "b":
-            first = order(popular)[0]
-            if not seen or seen[-1] != first:
-                seen.append(first)
-            await asyncio.sleep(0)
+    with capture_logs() as logs:
+        async with asyncio.timeout(10):
+            while not seen or seen[-1] != "b":
+                first = order(popular)[0]
+                if not seen or seen[-1] != first:
+                    seen.append(first)
+                await asyncio.sleep(0)
     following.cancel()
+    assert [one["reason"] for one in logs if one["event"] == "popularity_not_read"] == [str(failure)]
     assert seen in (["a", "c", "b"], ["c", "b"])
-    assert reads >= 3
+    assert reads >= 4

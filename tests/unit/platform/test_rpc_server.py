@@ -410,6 +410,16 @@ async def test_surplus_calls_are_refused_early() -> None:
         assert registry.get_sample_value("freshet_test_rpc_in_flight") == 0
 
 
+async def test_a_call_whose_deadline_passed_before_its_work_is_refused_and_counted() -> None:
+    late = Doorman(lambda _, context: time.sleep(context.time_remaining() + 0.001))
+    async with running(_ok, door=late) as (channel, servicer, registry), asyncio.timeout(10):
+        # Of a call that is late before it arrives, the server knows nothing.
+        while not registry.get_sample_value("freshet_test_rpc_refused_total", {"reason": "deadline"}):
+            with pytest.raises(errors.DeadlineExceeded):
+                await _encode(channel, 0.05)
+        assert servicer.calls == 0
+
+
 async def test_sigterm_finishes_running_calls_then_drains() -> None:
     begun, release, drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -440,6 +450,15 @@ async def test_sigterm_finishes_running_calls_then_drains() -> None:
         assert (await running_call).unknown_items == 1
         await asyncio.wait_for(task, 20)
     assert drained.is_set()
+
+
+async def test_no_other_server_can_listen_on_a_port_that_is_not_shared() -> None:
+    port = Ports.free()["encoder"]
+    async with running(_ok, port=port):
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
 
 
 async def test_a_taken_port_is_named_with_its_owner() -> None:
