@@ -112,7 +112,9 @@ def printable(text: str) -> str:
 
 def console(*, stderr: bool = False) -> "Console":
     """Return a rich console on stdout (or stderr) that shows ids and titles literally, without markup or escape
-    sequences.  rich is imported here, because its import takes longer than most commands.
+    sequences.
+
+    rich is imported here, because its import takes longer than most commands.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment

@@ -751,7 +751,7 @@ async def test_a_state_says_which_span_made_it_to_who_asks_and_later_ones_do_not
     expected = writer.load_users(["ann"], epoch)["ann"].expected
     writer.apply([update(expected=expected, positions={3: 43}, state=state(43))], epoch, {})
     assert await told() == ("", "")
-    # The same where all that is stored of a user is written anew.
+    # The same where everything stored of a user is written again.
     expected = writer.load_users(["ann"], epoch)["ann"].expected
     traced = replace(state(44), traceparent=TRACEPARENT)
     writer.rewrite([update(expected=expected, positions={3: 44}, state=traced)], epoch)

@@ -110,7 +110,7 @@ class MemoryUserStates(_Failing):
     """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1.
 
     `behind`: users whose state does not reflect their history, as after a model came back; `lost`: those without one;
-    `incomplete`: users of whom the store has lost data, and reports it. `home`: of every user; None: Kafka's. `models`:
+    `incomplete`: users whose data the store reports as lost. `home`: of every user; None: Kafka's. `models`:
     those whose states were requested.
     """
 
@@ -167,7 +167,7 @@ class MemoryUserStates(_Failing):
 
 @dataclass
 class StoredUserStates(MemoryUserStates):
-    """What the encoder process left in its store: read anew at each call, for one model version."""
+    """What the encoder process left in its store, read at each call, for one model version."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     model_version: str = ""

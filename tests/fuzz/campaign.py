@@ -132,7 +132,7 @@ class Campaign:
         start = first
         while start < end:
             stop = min(end, start - start % target.episode + target.episode)
-            # An episode that a round has cut begins anew: its state was given up.
+            # An episode that a round has cut begins again, because its state was given up.
             numbers = range(start, stop)
             async with asyncio.timeout(SLOWEST_S * len(numbers)):
                 await target.run(self.seed, numbers, lambda number, exc: self._found(target.name, number, exc))

@@ -1,5 +1,5 @@
-"""Every reader of files: valid small files with something changed, and checksums made anew so that what is below them
-is reached.
+"""Every reader of files: valid small files with something changed, and checksums computed again, so that the readers
+read on.
 
 A reader gives an object, all of which is then looked at, or raises the class that it documents, with a message that
 names the file (of settings: the variable). It changes nothing on the disk.
@@ -190,7 +190,7 @@ def entry(path: Path) -> dict[str, Any]:
 
 
 def _seal(rng: Random, folder: Path, field: str, version: Callable[[Path], str]) -> None:
-    """Mostly make a manifest's sizes, checksums and version anew, so that what they guard is read."""
+    """Mostly compute a manifest's sizes, checksums and version again, so that the files that they guard are read."""
     path = folder / "manifest.json"
     if rng.random() < 0.15:
         return

@@ -82,7 +82,7 @@ class Records(Target):
         """Before the first episode."""
 
     async def run(self, seed: int, numbers: Sequence[int], found: Callable[[int, BaseException], None]) -> None:
-        """Records in order; after one that failed, the episode begins anew."""
+        """Records in order; after one that failed, the episode begins again."""
         self.begin()
         for position, number in enumerate(numbers):
             began = time.perf_counter()
@@ -220,7 +220,7 @@ class EncoderStream(Records):
         self.letters = len(self.process.outbox.dead_letters)
 
     def _write_history(self, rng: Random) -> None:
-        """Checksums are made anew, so that what is below them is reached."""
+        """Compute checksums again, so that the fields that they guard are read."""
         topic = self.stream.histories
         lasting = [record for record in topic.logs[HISTORIES][0] if record.value and record.offset not in self.mutated]
         if not lasting:
@@ -534,7 +534,7 @@ class _Producer:
 
 
 class Checkpoints(Records):
-    """`refresher-checkpoints`: heads and parts, whose checksums are made anew, and claims."""
+    """`refresher-checkpoints`: heads and parts, whose checksums are computed again, and claims."""
 
     name, weight, episode = "refresher-checkpoints", 6, 20
 

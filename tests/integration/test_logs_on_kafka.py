@@ -1,5 +1,5 @@
-"""A real broker: aborted transactions, single records read again, a topic that is deleted and made anew; and the
-progress that remembers a log, in a real Redis."""
+"""A real broker: aborted transactions, single records read again, a recreated topic; and the progress that remembers a
+log, in a real Redis."""
 
 import secrets
 import time

@@ -59,7 +59,7 @@ def check_continues(archive: Archive, log: Reader) -> None:
     if bounds.keys() != archive.partitions.keys():
         raise PreconditionFailed(
             f"{INTERACTIONS!r} has partitions {sorted(bounds)}, {archive.folder} has {sorted(archive.partitions)}: the "
-            "topic was made anew, with other positions. Archive it into another folder"
+            "topic was recreated, with other positions. Archive it into another folder"
         )
     remembered = {p: (part.end - 1, part.anchors) for p, part in archive.partitions.items() if part.anchors}
     same = same_logs(log, remembered)
@@ -69,7 +69,7 @@ def check_continues(archive: Archive, log: Reader) -> None:
             found = f"ends at offset {end}" if end < part.end else "holds other records"
             raise PreconditionFailed(
                 f"partition {partition} of {INTERACTIONS!r} {found}, but {archive.folder} holds it up to {part.end}: "
-                "the topic was made anew, or lost its end. Archive it into another folder"
+                "the topic was recreated, or lost its end. Archive it into another folder"
             )
         if first > part.end:
             raise PreconditionFailed(

@@ -320,7 +320,7 @@ def test_retention_that_overtakes_a_run_is_noticed(tmp_path: Path) -> None:
 def test_another_log_is_refused(tmp_path: Path) -> None:
     stream = full()
     run(tmp_path, stream)
-    refused(tmp_path, full(20), "ends at offset .*made anew")
+    refused(tmp_path, full(20), "ends at offset .*recreated")
     other = MemoryStream(PARTITIONS)
     fill(other, 200, seed=7)
     refused(tmp_path, other, "holds other records")
