@@ -44,12 +44,7 @@ class GroupedTopK:
     Memory besides the answer: at most 64 MB of candidates, or one query's candidates if more.
     """
 
-    def __init__(
-        self,
-        items: FloatArray,
-        *,
-        storage: Storage = "rows",
-    ) -> None:
+    def __init__(self, items: FloatArray, *, storage: Storage = "rows") -> None:
         """Prepare items (X, S, d).
 
         storage: "rows" keeps a view of `items`; "float32" copies them into panels, so that the scan need not transpose;
@@ -117,8 +112,6 @@ class GroupedTopK:
                 *map(whole, queries[some].shape[:2]),
                 address(mask if mask is None or is_shared else mask[some]),
                 whole(0 if is_shared else self.num_items),
-                None,  # equal scores are ordered by row
-                None,
                 whole(size),
                 *(address(array[some]) for array in (best.rows, best.scores, best.following)),
                 ctypes.c_int(threads),

@@ -2,7 +2,7 @@
 //
 // A panel of 64 items is brought into cache as (d, 64) floats (stored so, or widened from bfloat16, or transposed from
 // rows), every query vector is multiplied with it in registers, and only what reaches that vector's running threshold
-// is written down: 8 bytes, in order of (score, rank). A full buffer is cut back to its N + 1 best, which raises the
+// is written down: 8 bytes, in order of (-score, row). A full buffer is cut back to its N + 1 best, which raises the
 // threshold. Workers take panels in turn, each with buffers of its own, and raise each other's thresholds.
 //
 // Where X is large against N, thresholds start at a guess from every 64th panel, low enough that more than N items
@@ -96,9 +96,9 @@ inline uint32_t ordered(float score) {
 
 inline float unordered(uint32_t key) { return std::bit_cast<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-// Larger is better: score first, then the smaller rank.
-inline uint64_t key_of(float score, uint32_t rank) {
-    return static_cast<uint64_t>(ordered(score)) << 32 | static_cast<uint32_t>(~rank);
+// Larger is better: score first, then the smaller row.
+inline uint64_t key_of(float score, uint32_t row) {
+    return static_cast<uint64_t>(ordered(score)) << 32 | static_cast<uint32_t>(~row);
 }
 
 // One worker's candidates for one (vector, group).
@@ -128,7 +128,6 @@ struct Scan {
     int64_t num_queries, vectors;
     const uint8_t* allowed;  // (B, X), (X,) with stride 0, or null
     int64_t allowed_stride;
-    const uint32_t* ranks;  // (X,), or null where the rank is the row
     int64_t size, capacity;
 };
 
@@ -212,8 +211,7 @@ inline void collect(const Scan& scan, Sink& sink, std::atomic<float>& shared, co
     sink.count += std::popcount(reached);
     for (; reached; reached &= reached - 1) {
         const int lane = std::countr_zero(reached);
-        const int64_t item = first_item + lane;
-        *to++ = key_of(spilled[lane], scan.ranks ? scan.ranks[item] : static_cast<uint32_t>(item));
+        *to++ = key_of(spilled[lane], static_cast<uint32_t>(first_item + lane));
     }
 }
 
@@ -260,20 +258,19 @@ void scan_panel(const Scan& scan, int64_t panel, float* scratch, uint64_t* masks
 
 }  // namespace
 
-// The N best of every (query vector, group), by (-score, rank), and the best score left out.
+// The N best of every (query vector, group), by (-score, row), and the best score left out.
 //
-// queries (B, Q, d); items as in Scan; allowed (B, X) or (X,) bytes of 0 and 1, stride X or 0; ranks and row_of_rank
-// (X,) or null. out_rows and out_scores (B, Q, S, N), filled from the left and left alone beyond what is allowed;
-// out_next (B, Q, S): the (N + 1)-th best score, left alone where no more than N items are allowed.
+// queries (B, Q, d); items as in Scan; allowed (B, X) or (X,) bytes of 0 and 1, stride X or 0. out_rows and out_scores
+// (B, Q, S, N), filled from the left and left alone beyond what is allowed; out_next (B, Q, S): the (N + 1)-th best
+// score, left alone where no more than N items are allowed.
 extern "C" void freshet_grouped_top_k(const void* items, int layout, int64_t num_items, int64_t groups, int64_t width,
                                       const float* queries, int64_t num_queries, int64_t vectors,
-                                      const uint8_t* allowed, int64_t allowed_stride, const uint32_t* ranks,
-                                      const uint32_t* row_of_rank, int64_t size, int64_t* out_rows, float* out_scores,
-                                      float* out_next, int threads) {
+                                      const uint8_t* allowed, int64_t allowed_stride, int64_t size, int64_t* out_rows,
+                                      float* out_scores, float* out_next, int threads) {
     const int64_t places = num_queries * vectors * groups;
     const int64_t capacity = 2 * (size + 1) + kPanel;
-    const Scan scan{items,   layout,         num_items, groups, width,   queries, num_queries,
-                    vectors, allowed, allowed_stride, ranks,     size,   capacity};
+    const Scan scan{items,   layout,  num_items,      groups, width,   queries, num_queries,
+                    vectors, allowed, allowed_stride, size,   capacity};
     threads = static_cast<int>(std::clamp<int64_t>(num_items * places * width >> 18, 1, threads));
     std::unique_ptr<uint64_t[]> buffers(new uint64_t[threads * places * capacity]);
     std::vector<Sink> sinks(threads * places);
@@ -336,8 +333,7 @@ extern "C" void freshet_grouped_top_k(const void* items, int layout, int64_t num
         }
         std::sort(keys.begin(), keys.begin() + found, std::greater<>());
         for (int64_t i = 0; i < found; ++i) {
-            const uint32_t rank = ~static_cast<uint32_t>(keys[i]);
-            out_rows[place * size + i] = row_of_rank ? row_of_rank[rank] : rank;
+            out_rows[place * size + i] = ~static_cast<uint32_t>(keys[i]);
             out_scores[place * size + i] = unordered(static_cast<uint32_t>(keys[i] >> 32));
         }
     };

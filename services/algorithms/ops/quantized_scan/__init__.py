@@ -192,7 +192,7 @@ class _Cells(ctypes.Structure):
     _fields_ = (
         *((name, _INT64) for name in ("num_items", "num_cells", "width", "coded_width", "num_groups", "bits")),
         *((name, _POINTER) for name in ("centres", "spreads", "radii", "scales", "errors", "code_norms")),
-        *((name, _POINTER) for name in ("counts", "starts", "rows", "codes", "ranks", "vectors", "projection")),
+        *((name, _POINTER) for name in ("counts", "starts", "rows", "codes", "vectors", "projection")),
         *((name, _DOUBLE) for name in ("largest_error", "largest_code_norm", "largest_centre_norm")),
     )
 
@@ -223,7 +223,6 @@ class CellScan:
         default this processor's.
         """
         self.codes = codes
-        ranks = np.arange(codes.num_items, dtype=np.int64)
         vectors = None if vectors is None else np.ascontiguousarray(vectors, dtype=np.float32)
         self._can_rescore = vectors is not None
         self._function = (kernels or load_kernels("quantized_scan")).freshet_search_cells
@@ -237,7 +236,7 @@ class CellScan:
         sizes = (codes.num_items, codes.num_cells, codes.width, codes.coded_width, codes.codes.shape[1], codes.bits)
         arrays: tuple[npt.NDArray[np.generic] | None, ...]
         arrays = (centres, spreads, radii, codes.scales, codes.errors, codes.code_norms, codes.counts)
-        arrays += (codes.starts, codes.rows, codes.codes, ranks, vectors, codes.projection)
+        arrays += (codes.starts, codes.rows, codes.codes, vectors, codes.projection)
         self._alive = arrays  # C code refers to these by address
         largest_centre_norm = np.linalg.norm(codes.centres.astype(np.float64), axis=1).max()
         largest = (float(codes.errors.max()), float(codes.code_norms.max()), float(largest_centre_norm))
@@ -254,7 +253,7 @@ class CellScan:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + 8 * self.num_items
+        return self.codes.nbytes
 
     def best(
         self,

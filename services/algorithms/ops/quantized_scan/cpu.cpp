@@ -48,7 +48,6 @@ struct FreshetCells {
     const int64_t* starts;   // (C + 1,) in blocks
     const int32_t* rows;     // (16 * blocks,): item row, -1 beyond the end of a cell
     const uint8_t* codes;    // (blocks, num_groups, 64)
-    const int64_t* ranks;    // (X,): what settles ties
     const float* vectors;    // (X, d), what is re-evaluated
     const float* projection; // (d, h), or null: the coordinates as they are, h = d
     double largest_error, largest_code_norm, largest_centre_norm;
@@ -471,11 +470,14 @@ double product(const float* a, const float* b, int64_t width) {
     return total;
 }
 
-// Best first, ties by rank; scores that a chain of steps of at most `tolerance` connects count as equal.
-void order(std::vector<Found>& found, const int64_t* ranks, double tolerance) {
-    std::sort(found.begin(), found.end(), [&](const Found& a, const Found& b) {
-        return a.score != b.score ? a.score > b.score : ranks[a.row] < ranks[b.row];
-    });
+// Not a function, whose address a sort would call.
+constexpr auto better = [](const Found& a, const Found& b) {
+    return a.score != b.score ? a.score > b.score : a.row < b.row;
+};
+
+// Best first, ties by row; scores that a chain of steps of at most `tolerance` connects count as equal.
+void order(std::vector<Found>& found, double tolerance) {
+    std::sort(found.begin(), found.end(), better);
     if (tolerance <= 0) return;
     for (size_t first = 0, last; first < found.size(); first = last) {
         for (last = first + 1; last < found.size(); ++last) {
@@ -484,17 +486,14 @@ void order(std::vector<Found>& found, const int64_t* ranks, double tolerance) {
         if (last == first + 1) continue;
         const double score = found[first].score;
         std::sort(found.begin() + first, found.begin() + last,
-                  [&](const Found& a, const Found& b) { return ranks[a.row] < ranks[b.row]; });
+                  [](const Found& a, const Found& b) { return a.row < b.row; });
         for (size_t i = first; i < last; ++i) found[i].score = score;
     }
 }
 
 // Keeps the `size` best, and with a tolerance those that may tie with the last of them.
-void keep_best(std::vector<Found>& found, int64_t size, const int64_t* ranks, double tolerance) {
+void keep_best(std::vector<Found>& found, int64_t size, double tolerance) {
     if ((int64_t)found.size() <= size) return;
-    const auto better = [&](const Found& a, const Found& b) {
-        return a.score != b.score ? a.score > b.score : ranks[a.row] < ranks[b.row];
-    };
     std::nth_element(found.begin(), found.begin() + size - 1, found.end(), better);
     const double limit = found[size - 1].score - tolerance;
     const auto end = std::partition(found.begin() + size, found.end(),
@@ -529,8 +528,8 @@ void answer(Query& query, int64_t number, std::vector<Found>& found) {
     const int64_t size = search.rescore ? search.k : search.pool;
     const double tolerance = search.rescore ? search.tolerances[number] : 0;
     if (!search.rescore && query.count > size) complete = false;
-    keep_best(found, size, cells.ranks, 2 * tolerance);
-    order(found, cells.ranks, tolerance);
+    keep_best(found, size, 2 * tolerance);
+    order(found, tolerance);
     const int64_t kept = std::min<int64_t>(size, found.size());
     for (int64_t i = 0; i < kept; ++i) {
         search.out_rows[number * search.out_stride + i] = found[i].row;
